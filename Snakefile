@@ -1,0 +1,62 @@
+# The artifact as one graph: quantize -> probe -> record -> replay -> live_check -> tidy -> figures, tables, report.
+#
+#   snakemake --cores 1 all                          scale laptop (the default)
+#   snakemake --cores 1 --config scale=paper all     another scale
+#   snakemake --cores 1 smoke                        every stage once, for CI
+import sys
+from pathlib import Path
+from shlex import quote
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+sys.path.insert(0, workflow.basedir)
+
+from harness import plan
+from specter.errors import SpecterError
+
+min_version("9.0")
+# Jobs run under the interpreter that runs Snakemake, whether or not its environment is activated.
+shell.prefix(f"set -euo pipefail; PATH={quote(str(Path(sys.executable).parent))}:$PATH; ")
+
+ENVIRONMENT = "environment.yml"  # used with --sdm conda only; `make` builds .venv from requirements.lock instead
+SCALES = [path.stem for path in sorted((plan.CONF / "scale").glob("*.yaml"))]
+
+try:
+    SCALE = plan.load_scale(config.get("scale", "laptop"))
+except SpecterError as error:
+    raise WorkflowError(str(error)) from None
+
+print(
+    f"Scale {SCALE.name}: {SCALE.about}. Others: snakemake --config scale=NAME, NAME one of {', '.join(SCALES)}.",
+    file=sys.stderr,
+)
+
+
+wildcard_constraints:
+    scale="|".join(SCALES),
+    experiment="[a-z0-9_]+",
+    model="[a-z0-9_]+",
+    dataset="[a-z0-9_]+",
+
+
+include: "rules/common.smk"
+include: "rules/models.smk"
+include: "rules/runs.smk"
+include: "rules/paper.smk"
+
+
+localrules:
+    all,
+    smoke,
+
+
+rule all:
+    default_target: True
+    input:
+        deliverables(SCALE.name),
+
+
+rule smoke:
+    input:
+        deliverables("smoke"),

@@ -1,0 +1,13 @@
+"""`lru`: plain decoding over a least-recently-used expert cache, the strong simple rival.
+
+Faithful to: what most offloading runtimes do by default. Per layer, hits are computed first while misses come over
+a copy stream of their own, one way (host copies are never written back), into slots freed one by one.
+No draft, no prediction, no prefetch. Its eviction is `specter.experts.eviction.LruEviction`, which Specter
+as published uses too.
+"""
+
+from __future__ import annotations
+
+from specter.config import SystemConfig
+
+SYSTEM = SystemConfig(name="lru", speculative=False, planner="none", eviction="lru")

@@ -1,0 +1,32 @@
+"""`on_demand`: plain decoding without a cache, the floor of offloading.
+
+Faithful to: fetching every routed expert when the router names it and giving it up after use. The budget's slots
+serve as staging buffers only, so copies of one layer still overlap with its compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specter.config import SystemConfig
+from specter.model.spec import ExpertId
+
+SYSTEM = SystemConfig(name="on_demand", speculative=False, planner="none", eviction="drop")
+
+
+class DropEviction:
+    """Keeps nothing: the slots are staging buffers."""
+
+    keeps = False
+
+    def touch(self, expert: ExpertId) -> None:
+        pass
+
+    def forget(self, expert: ExpertId) -> None:
+        pass
+
+    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
+        return None
+
+    def order(self) -> list[ExpertId]:
+        return []

@@ -1,0 +1,99 @@
+"""Reading tidy tables: selection, averages over inputs, and the line that states where numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+SYSTEMS = {"specter": "Specter", "lru": "LRU", "on_demand": "on demand", "resident": "resident (all on GPU)"}
+DATASETS = {
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+    "hub_gsm8k": "GSM8K",
+    "hub_humaneval": "HumanEval",
+    "hub_wikitext2": "WikiText-2",
+    "hub_gpqa": "GPQA",
+    "hub_c4": "C4",
+}
+HARDWARE = {
+    "a100_40gb_pcie4": "A100 40 GB, PCIe 4.0",
+    "h200_pcie5": "H200, PCIe 5.0",
+    "rtx4090_ddr4": "RTX 4090, DDR4 desktop",
+}
+MODELS = {"deepseek_v2_lite": "DeepSeek-V2-Lite"}
+CHECKPOINTS = {"standin": "narrow stand-in of", "hub": "hub checkpoint of"}
+LOOPING = 0.9  # distinct 4-grams below this: the text repeats itself, which flatters hit rates
+MACRO = "mean"
+
+
+def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """Tidy tables by experiment (or `probe`), which is their file's name."""
+    return {path.stem: pd.read_parquet(path) for path in paths}
+
+
+def titled(names: dict[str, str], name: str) -> str:
+    return names.get(name, name.replace("_", " "))
+
+
+def spread_budgets(frame: pd.DataFrame) -> pd.DataFrame:
+    """Repeats the rows of systems that ignore the budget under every budget, so that each budget has all systems."""
+    budgets = frame.loc[frame["uses_budget"], "budget"].unique()
+    fixed = frame[~frame["uses_budget"]]
+    copies = [fixed.assign(budget=budget) for budget in budgets]
+    return pd.concat([frame[frame["uses_budget"]], *copies], ignore_index=True)
+
+
+def with_macro(means: pd.DataFrame) -> pd.DataFrame:
+    """Appends the macro average over data sets. `means`: one row per data set, which is the index."""
+    average = means.mean().to_frame(MACRO).T
+    return pd.concat([means, average])
+
+
+def in_order(values: Sequence[str], known: dict[str, str]) -> list[str]:
+    """Values in the order of the table of titles, unknown ones last."""
+    order = {name: index for index, name in enumerate(known)}
+    return sorted(values, key=lambda value: (order.get(value, len(order)), value))
+
+
+def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
+    if sampling == "greedy":
+        return "greedy"
+    temperature = frame.loc[frame["sampling"] == sampling, "temperature"].iloc[0]
+    return f"{sampling} sampling, T = {temperature:g}"
+
+
+def provenance(frame: pd.DataFrame) -> str:
+    """Clock, hardware, checkpoint, sampling, lengths and number of inputs behind a table of runs."""
+
+    def listed(column: str, names: dict[str, str]) -> str:
+        return ", ".join(titled(names, value) for value in in_order(frame[column].unique().tolist(), names))
+
+    checkpoints = frame[["checkpoint_kind", "charged_as"]].drop_duplicates().itertuples(index=False)
+    samplings = [sampling_title(frame, name) for name in sorted(frame["sampling"].unique())]
+    num_inputs = int(frame.groupby("dataset")["input"].nunique().max())
+    prompts = ", ".join("whole" if n == 0 else f"first {n} tokens" for n in sorted(frame["prompt_tokens"].unique()))
+    parts = [
+        f"{', '.join(sorted(frame['clock'].unique()))} clock",
+        listed("hardware", HARDWARE),
+        ", ".join(f"{titled(CHECKPOINTS, kind)} {titled(MODELS, model)}" for kind, model in checkpoints),
+        " and ".join(samplings),
+        f"prompts: {prompts}",
+        f"{frame['max_new_tokens'].max()} new tokens",
+        f"{frame['dataset'].nunique()} data set{'s' if frame['dataset'].nunique() > 1 else ''} x {num_inputs} "
+        f"input{'s' if num_inputs > 1 else ''} x 1 repeat{' (the clock is deterministic)' if set(frame['clock']) == {'virtual'} else ''}",
+    ]
+    return "; ".join(parts)
+
+
+def caveats(frame: pd.DataFrame) -> list[str]:
+    """What a reader must know beside the numbers: looping text, and a model that would fit without offloading."""
+    notes = []
+    if "fits_without_offloading" in frame and frame["fits_without_offloading"].any():
+        machines = in_order(frame.loc[frame["fits_without_offloading"], "hardware"].unique().tolist(), HARDWARE)
+        notes.append(f"The whole model fits {', '.join(titled(HARDWARE, name) for name in machines)} without offloading.")
+    grams = frame.groupby("sampling")["distinct_4grams"].mean()
+    for sampling, share in grams[grams < LOOPING].items():
+        notes.append(f"The {sampling} text repeats itself (distinct 4-grams {share:.2f}), which flatters hit rates.")
+    return notes

@@ -1,0 +1,66 @@
+"""What every job of the workflow shares: one-screen errors, progress with an estimated end, whole files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from specter.errors import SpecterError
+
+Item = TypeVar("Item")
+SECONDS_BETWEEN_LINES = 15.0
+
+
+def run_job(main: Callable[[], None]) -> None:
+    """Runs a job's `main`; bad input ends it with one screen of text instead of a traceback."""
+    try:
+        main()
+    except SpecterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error, shown on a terminal only (standard output goes to the rule's log)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def steps(items: Sequence[Item], description: str, progress: Progress) -> Iterator[Item]:
+    """Yields `items` under a progress bar; where there is no terminal, a line every few seconds instead."""
+    start = last = time.monotonic()
+    task = progress.add_task(description, total=len(items))
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if progress.disable and done and now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            left = (now - start) / done * (len(items) - done)
+            print(f"{description}: {done}/{len(items)}, about {left:.0f} s left", file=sys.stderr, flush=True)
+        yield item
+        progress.advance(task)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,65 @@
+"""Runs a sample of an experiment live and compares its records with the replays', byte for byte."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+import yaml
+
+from harness.jobs import progress_bar, run_job, steps, write_json
+from harness.recordings import load_tokenizer
+from specter.config import RunConfig, from_values
+from specter.errors import SpecterError
+from specter.live import LiveModel
+from specter.prompts import prompt_text, warmup_text
+from specter.run import encode, write_run
+
+COMPARED = ("rounds.jsonl", "metrics.json")
+
+
+def sample(directories: list[Path], num_checks: int) -> list[Path]:
+    """`num_checks` runs, evenly spread over all runs in an order that mixes data sets, systems and budgets."""
+    ordered = sorted(directories, key=lambda path: (path.name, path.parent.name))
+    step = max(1, len(ordered) // num_checks)
+    return ordered[step // 2 :: step][:num_checks]
+
+
+def read_config(directory: Path) -> RunConfig:
+    return from_values(yaml.safe_load((directory / "config.yaml").read_text()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-checks", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("replays", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    runs = [path for replay in arguments.replays for path in sorted(replay.iterdir()) if path.is_dir()]
+    chosen = sample(runs, arguments.num_checks)
+    configs = [read_config(path) for path in chosen]
+    drafting = next((config for config in configs if config.system.speculative), configs[0])
+    torch.set_num_threads(drafting.threads)
+    tokenizer = load_tokenizer(drafting)
+    with progress_bar() as progress, tempfile.TemporaryDirectory() as scratch:
+        model = LiveModel.load(drafting, progress)
+        for path, config in steps(list(zip(chosen, configs, strict=True)), "live check", progress):
+            prompt, warmup = (encode(tokenizer, text, config) for text in (prompt_text(config), warmup_text()))
+            result = model.run(config, prompt, warmup)
+            result.metrics["agrees_with_plain"] = model.agrees_with_plain(config, result)
+            live = Path(scratch) / path.name
+            write_run(live, config, result, model.notes)
+            for name in COMPARED:
+                if (live / name).read_bytes() != (path / name).read_bytes():
+                    raise SpecterError(
+                        f"{path / name} differs from a live run of the same configuration",
+                        "delete results/*/recordings and run again; if it still differs, report it",
+                    )
+    write_json(arguments.out, {"identical": [str(path) for path in chosen], "compared": list(COMPARED)})
+    print(f"{len(chosen)} of {len(runs)} runs repeated live: identical {' and '.join(COMPARED)}")
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,324 @@
+"""From conf/ to runs: scales and experiments, and the run configurations that each job gets.
+
+Everything is composed while Snakemake parses, and handed to the jobs as resolved YAML in their `params`. So a comment
+in conf/ changes nothing, and a changed experiment re-runs its own jobs only. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specter.config import RunConfig, from_values, to_dict, validate
+from specter.errors import SpecterError
+
+CONF = Path("conf")
+# Everything that decides a recording's tokens and routing.
+LIVE_CODE = (
+    "specter/model/*.py",
+    "specter/kernels/*.py",
+    "specter/quantize/gptq_format.py",
+    "specter/quantize/int4.py",
+    "specter/speculation/*.py",
+    "specter/engine.py",
+    "specter/live.py",
+    "specter/prompts.py",
+    "specter/recording.py",
+    "specter/session.py",
+    "harness/recordings.py",
+)
+# What each figure and table shows: experiments, or the probes.
+FIGURES = {
+    "tpot": ("main",),
+    "speedup": ("main",),
+    "acceptance": ("main", "probe"),
+    "fidelity": ("probe",),
+    "union": ("probe",),
+    "k_sweep": ("k_sweep",),
+    "budget_sweep": ("budget_sweep",),
+    "hardware": ("hardware",),
+}
+TABLES = {
+    "main": ("main",),
+    "fidelity": ("probe",),
+    "union": ("probe",),
+    "k_sweep": ("k_sweep",),
+    "budget_sweep": ("budget_sweep",),
+    "hardware": ("hardware",),
+}
+Values = dict[str, Any]
+Schema = TypeVar("Schema")
+
+
+@dataclass
+class Scale:
+    """How much is run, on what, and what it needs (conf/scale)."""
+
+    name: str
+    about: str
+    checkpoint_kind: str
+    clock: str
+    needs: str
+    models: list[str]
+    datasets: list[str]
+    experiments: list[str]
+    max_inputs: int
+    max_k: int
+    max_new_tokens: int
+    warmup_tokens: int
+    num_live_checks: int
+    num_probe_texts: int
+
+
+@dataclass
+class Experiment:
+    """A product of settings (conf/experiment). A budget is a tier, or a number of experts per MoE layer."""
+
+    name: str
+    about: str
+    systems: list[str]
+    budgets: list[str]
+    samplings: list[str]
+    ks: list[int]
+    hardware: list[str]
+    prompt_tokens: list[int]
+    num_inputs: int
+
+
+def _load(schema: type[Schema], group: str, name: str) -> Schema:
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise SpecterError(f"{group} {name!r} is unknown", f"use one of: {known}")
+    try:
+        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(path)))
+    except OmegaConfBaseException as error:
+        raise SpecterError(f"{path}: {str(error).partition(chr(10))[0]}", f"see {__name__}.{schema.__name__}") from None
+    assert isinstance(loaded, schema)
+    return loaded
+
+
+@functools.cache
+def load_scale(name: str) -> Scale:
+    return _load(Scale, "scale", name)
+
+
+@functools.cache
+def load_experiment(name: str) -> Experiment:
+    return _load(Experiment, "experiment", name)
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> RunConfig:
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+            return from_values(hydra_compose("config", overrides=list(overrides)))
+    except HydraException as error:
+        raise SpecterError(" ".join(str(error).split()), "see conf/ for the known groups and keys") from None
+
+
+def compose(overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
+    """The run that these Hydra overrides describe, checked. Raises SpecterError naming the key."""
+    return copy.deepcopy(_composed(tuple(overrides)))
+
+
+def _group(group: str, name: str) -> Values:
+    """One option of a configuration group, resolved and checked."""
+    values: Values = to_dict(getattr(_composed((f"{group}={name}",)), group))
+    return values
+
+
+def _budget(name: str) -> Values:
+    try:
+        number = float(name)
+    except ValueError:
+        return _group("budget", name)
+    return {"tier": "custom", "experts_per_layer": number, "num_bytes": None}
+
+
+@functools.cache
+def _typed(group: str, text: str) -> Any:
+    """One group's values, strictly typed; cached, since a matrix has many runs of few groups."""
+    values = yaml.safe_load(text)
+    return getattr(from_values(to_dict(_composed(())) | {group: values}), group)
+
+
+def _run(base: RunConfig, groups: Values, **numbers: Any) -> RunConfig:
+    """`base` with some groups (plain values) and numbers replaced, checked."""
+    typed = {group: _typed(group, yaml.safe_dump(values)) for group, values in groups.items()}
+    return validate(copy.deepcopy(dataclasses.replace(base, **typed, **numbers)))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What one replay job runs: a base configuration, and the axes whose product replaces parts of it."""
+
+    base: Values
+    systems: list[Values]
+    budgets: list[Values]
+    samplings: list[Values]
+    hardware: list[Values]
+    ks: list[int]
+    prompt_tokens: list[int]
+    inputs: list[int]
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Matrix:
+        return cls(**yaml.safe_load(text))
+
+    def runs(self) -> list[RunConfig]:
+        """All runs. A system that ignores the budget runs at the first one only, and likewise K."""
+        base = from_values(self.base)
+        return [
+            _run(
+                base,
+                {"system": system, "budget": budget, "sampling": sampling, "hardware": hardware},
+                k=k,
+                prompt_tokens=prompt_tokens,
+                input=index,
+            )
+            for system in self.systems
+            for budget in (self.budgets if system["eviction"] == "lru" else self.budgets[:1])
+            for sampling in self.samplings
+            for hardware in self.hardware
+            for k in (self.ks if system["speculative"] else self.ks[:1])
+            for prompt_tokens in self.prompt_tokens
+            for index in self.inputs
+        ]
+
+
+class Live(NamedTuple):
+    """What decides a run's tokens, within one model and data set. K is 0 for plain decoding."""
+
+    sampling: str
+    prompt_tokens: int
+    k: int
+    input: int
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """What one record job runs live: a base configuration, and the texts to be generated."""
+
+    base: Values
+    drafting: Values  # the system that records K > 0
+    plain: Values  # the system that records K = 0
+    samplings: dict[str, Values]
+    lives: list[list[Any]]
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> LivePlan:
+        return cls(**yaml.safe_load(text))
+
+    def runs(self) -> list[RunConfig]:
+        base = from_values(self.base)
+        return [
+            _run(
+                base,
+                {"system": self.drafting if live.k else self.plain, "sampling": self.samplings[live.sampling]},
+                k=live.k or 1,
+                prompt_tokens=live.prompt_tokens,
+                input=live.input,
+            )
+            for live in (Live(*values) for values in self.lives)
+        ]
+
+
+def _base(scale: Scale, model: str, dataset: str, results: str) -> Values:
+    base = compose([f"model={model}", f"dataset={dataset}"])
+    base.max_new_tokens, base.warmup_tokens, base.results = scale.max_new_tokens, scale.warmup_tokens, results
+    return to_dict(base)
+
+
+def _ks(scale: Scale, experiment: Experiment) -> list[int]:
+    return sorted({min(k, scale.max_k) for k in experiment.ks})
+
+
+def _inputs(scale: Scale, experiment: Experiment) -> list[int]:
+    return list(range(min(scale.max_inputs, experiment.num_inputs)))
+
+
+def matrix(scale_name: str, experiment_name: str, model: str, dataset: str) -> Matrix:
+    """The runs of one experiment on one model and data set, at a scale."""
+    scale, experiment = load_scale(scale_name), load_experiment(experiment_name)
+    return Matrix(
+        base=_base(scale, model, dataset, f"results/{scale_name}/{experiment_name}/{model}/{dataset}"),
+        systems=[_group("system", name) for name in experiment.systems],
+        budgets=[_budget(name) for name in experiment.budgets],
+        samplings=[_group("sampling", name) for name in experiment.samplings],
+        hardware=[_group("hardware", name) for name in experiment.hardware],
+        ks=_ks(scale, experiment),
+        prompt_tokens=experiment.prompt_tokens,
+        inputs=_inputs(scale, experiment),
+    )
+
+
+def live_plan(scale_name: str, model: str, dataset: str) -> LivePlan:
+    """The live runs that all experiments of a scale need, and the plain run of every text.
+
+    Systems, budgets and machines do not show: they change no token, and so make no recording stale.
+    """
+    scale = load_scale(scale_name)
+    needed = {
+        Live(sampling, prompt_tokens, k, index)
+        for experiment in map(load_experiment, scale.experiments)
+        for sampling in experiment.samplings
+        for prompt_tokens in experiment.prompt_tokens
+        for k in (0, *_ks(scale, experiment))
+        for index in _inputs(scale, experiment)
+    }
+    return LivePlan(
+        base=_base(scale, model, dataset, f"results/{scale_name}/recordings/{model}"),
+        drafting=_group("system", "specter"),
+        plain=_group("system", "resident"),
+        samplings={name: _group("sampling", name) for name in sorted({live.sampling for live in needed})},
+        lives=[list(live) for live in sorted(needed)],
+    )
+
+
+def live_of(config: RunConfig) -> Live:
+    """The live run that this run replays."""
+    return Live(config.sampling.kind, config.prompt_tokens, config.k if config.system.speculative else 0, config.input)
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """What one probe job measures: a model with its draft, on recordings and on held-out text."""
+
+    base: Values
+    num_texts: int
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+
+
+def probe_plan(scale_name: str, model: str) -> ProbePlan:
+    """What is measured about a model's draft: on the recordings of a scale, and on held-out text."""
+    scale = load_scale(scale_name)
+    return ProbePlan(_base(scale, model, scale.datasets[0], f"results/{scale_name}/probe"), scale.num_probe_texts)
+
+
+def scale_yaml(scale_name: str) -> str:
+    """A scale with the configurations of its models, as text for a job."""
+    scale = load_scale(scale_name)
+    models = [to_dict(compose([f"model={model}"]).model) for model in scale.models]
+    return yaml.safe_dump({"scale": dataclasses.asdict(scale), "models": models}, sort_keys=False)

@@ -1,0 +1,52 @@
+"""Refuses a scale that this machine or this version cannot run, before anything large starts."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from harness.jobs import run_job, write_json
+from specter.errors import SpecterError
+
+ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 all"
+
+
+def check(plan: dict[str, Any]) -> dict[str, Any]:
+    """What was found. Raises SpecterError naming the first thing that is missing."""
+    scale = plan["scale"]
+    title = f"scale {scale['name']} ({scale['about']})"
+    if scale["clock"] == "device":
+        if not torch.cuda.is_available():
+            raise SpecterError(
+                f"{title} needs {scale['needs']}; no CUDA GPU is visible", f"run it where there is one, {ELSEWHERE}"
+            )
+        if importlib.util.find_spec("specter.timeline.cuda") is None:
+            raise SpecterError(
+                f"{title} needs the device clock, which this version does not have", f"use a later version, {ELSEWHERE}"
+            )
+    for model in plan["models"]:
+        if not (Path(model["checkpoint"]) / "config.json").is_file():
+            raise SpecterError(
+                f"{title}: no checkpoint of {model['name']} in {model['checkpoint']}",
+                f"see conf/model/{model['name']}.yaml for how to get it, {ELSEWHERE}",
+            )
+    return {"scale": scale["name"], "clock": scale["clock"], "models": [model["name"] for model in plan["models"]]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", type=yaml.safe_load, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    found = check(arguments.plan)
+    write_json(arguments.out, found)
+    print(f"scale {found['scale']} can run here, {found['clock']} clock")
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,87 @@
+"""Records live runs: all that any experiment needs of one model and data set, each text once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from harness.jobs import progress_bar, run_job, steps, write_whole
+from harness.plan import Live, LivePlan, live_of
+from harness.recordings import Entry, RecordingStore, Text, load_tokenizer, manifest_text, texts
+from specter.build import check_paths
+from specter.config import RunConfig
+from specter.errors import SpecterError
+from specter.live import LiveModel
+from specter.recording import Recording
+
+NOTES = "notes.json"
+
+
+def missing_texts(pairs: list[tuple[Text, Text]], store: RecordingStore) -> list[Text]:
+    """Texts without a recording, each once; plain ones first, since the others are compared with them."""
+    found = {store.path(text): text for pair in pairs for text in pair if text.config.max_new_tokens}
+    return [text for path, text in found.items() if not path.exists()]
+
+
+def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> None:
+    """Generates and saves `todo`; the model is loaded only if there is something to do."""
+    notes_path = store.path(todo[0]).with_name(NOTES) if todo else None
+    if notes_path is None:
+        return
+    with progress_bar() as progress:
+        model = LiveModel.load(loaded_as, progress)
+        write_whole(notes_path, json.dumps(model.notes, indent=1) + "\n")
+        for text in steps(todo, f"record {loaded_as.model.name} {loaded_as.dataset.name}", progress):
+            recording = model.run(text.config, text.prompt, ()).recording
+            recording.meta = {
+                "model": text.config.model.name,
+                "dataset": text.config.dataset.name,
+                "input": str(text.config.input),
+                "sampling": text.config.sampling.kind,
+                "k": str(text.config.k if text.config.system.speculative else 0),
+                "origin": store.origin,
+            }
+            recording.save(store.path(text))
+
+
+def check_lossless(entries: list[Entry]) -> None:
+    """Compares every recording with the plain one of its text. Raises SpecterError naming the first that differs."""
+    tokens = {entry.live: Recording.load(Path(entry.recording)).tokens for entry in entries}
+    for live, mine in tokens.items():
+        plain = tokens[Live(live.sampling, live.prompt_tokens, 0, live.input)]
+        if live.sampling != "rejection" and mine != plain:
+            first = next(i for i, (a, b) in enumerate(zip(mine, plain, strict=True)) if a != b)
+            raise SpecterError(
+                f"{live} differs from plain decoding at token {first}", "report this: it is a fault of the runtime"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", type=LivePlan.from_yaml, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    configs = arguments.plan.runs()
+    drafting = next((config for config in configs if config.system.speculative), configs[0])
+    check_paths(drafting)
+    torch.set_num_threads(drafting.threads)
+    tokenizer = load_tokenizer(drafting)
+    store = RecordingStore(Path(drafting.results), drafting)
+    pairs = [texts(config, tokenizer) for config in configs]
+    todo = missing_texts(pairs, store)
+    record(todo, store, drafting)
+    entries = [
+        Entry(live_of(config), str(store.path(text)), str(store.path(warmup)))
+        for config, (text, warmup) in zip(configs, pairs, strict=True)
+    ]
+    check_lossless(entries)
+    notes = json.loads(store.path(pairs[0][0]).with_name(NOTES).read_text())
+    write_whole(arguments.out, manifest_text(entries, notes | {"origin": store.origin}))
+    print(f"{len(entries)} live runs, {len(todo)} texts recorded now; all agree with plain decoding")
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,103 @@
+"""Where recordings lie: one file per text, named by everything that decides its content.
+
+A killed job finds again what it had finished, jobs share warm-ups, and a changed checkpoint, draft or source file
+can never meet an old recording.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from harness.plan import LIVE_CODE, Live
+from specter.config import RunConfig
+from specter.errors import SpecterError
+from specter.prompts import prompt_text, warmup_text
+from specter.recording import Recording
+from specter.run import encode
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text to be generated live: a configuration without warm-up, and the prompt that it continues."""
+
+    config: RunConfig
+    prompt: list[int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a manifest: where the recordings of a live run lie."""
+
+    live: Live
+    recording: str
+    warmup: str
+
+
+def texts(config: RunConfig, tokenizer: Tokenizer) -> tuple[Text, Text]:
+    """The text of a run and that of its warm-up, each of which is recorded on its own."""
+    alone = dataclasses.replace(config, warmup_tokens=0)
+    warmup = dataclasses.replace(alone, max_new_tokens=config.warmup_tokens)
+    return (
+        Text(alone, encode(tokenizer, prompt_text(config), config)),
+        Text(warmup, encode(tokenizer, warmup_text(), config)),
+    )
+
+
+def load_tokenizer(config: RunConfig) -> Tokenizer:
+    path = Path(config.model.tokenizer)
+    if not path.is_file():
+        raise SpecterError(f"no tokenizer at {path}", "run from the root of the repository, or correct model.tokenizer")
+    return Tokenizer.from_file(str(path))
+
+
+class RecordingStore:
+    """The recordings of one model, draft and state of the code, under `root`."""
+
+    def __init__(self, root: Path, config: RunConfig) -> None:
+        digest = hashlib.sha256()
+        for directory in (config.model.checkpoint, config.model.quantized):
+            for path in sorted(Path(directory).glob("*.safetensors")):
+                digest.update(path.read_bytes())
+        for path in sorted(path for pattern in LIVE_CODE for path in Path().glob(pattern)):
+            digest.update(path.read_bytes())
+        self.origin = digest.hexdigest()[:16]
+        self._directory = root / self.origin
+
+    def path(self, text: Text) -> Path:
+        """Where the recording of this text lies, or will lie."""
+        config = text.config
+        key = {
+            "prompt": text.prompt,
+            "sampling": dataclasses.asdict(config.sampling),
+            "k": config.k if config.system.speculative else 0,
+            "max_new_tokens": config.max_new_tokens,
+            "tile_rows": config.tile_rows,
+            "kv_capacity": config.kv_capacity,
+            "threads": config.threads,
+        }
+        return self._directory / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.safetensors"
+
+
+def manifest_text(entries: Sequence[Entry], notes: dict[str, str]) -> str:
+    """The manifest of a data set, which `read_manifest` reads."""
+    rows = [{"live": list(entry.live), "recording": entry.recording, "warmup": entry.warmup} for entry in entries]
+    return json.dumps({"notes": notes, "recordings": rows}, indent=1) + "\n"
+
+
+def read_manifest(path: Path) -> tuple[dict[Live, Entry], dict[str, str]]:
+    """Entries by live run, and the notes of the model that was recorded."""
+    values = json.loads(path.read_text())
+    rows = [Entry(Live(*row["live"]), row["recording"], row["warmup"]) for row in values["recordings"]]
+    return {entry.live: entry for entry in rows}, values["notes"]
+
+
+def load_entry(entry: Entry) -> tuple[Recording, Recording]:
+    """The recording of a run and that of its warm-up."""
+    return Recording.load(Path(entry.recording)), Recording.load(Path(entry.warmup))

@@ -1,0 +1,53 @@
+"""Replays one experiment on one model and data set: every system, budget, K and machine through the engine itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.jobs import progress_bar, run_job, steps
+from harness.plan import Live, Matrix, live_of
+from harness.recordings import load_entry, read_manifest
+from specter.config import RunConfig
+from specter.errors import SpecterError
+from specter.recording import Recording
+from specter.run import run_id, write_run
+from specter.session import replay_input
+
+
+def by_recording(configs: list[RunConfig]) -> list[RunConfig]:
+    """Runs in an order that reads every recording once. Raises SpecterError if two runs share a name."""
+    names = [run_id(config) for config in configs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SpecterError(f"two runs of the experiment are called {twice}", "vary what a run's name shows")
+    return sorted(configs, key=live_of)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", type=Matrix.from_yaml, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("manifest", type=Path)
+    arguments = parser.parse_args()
+    configs = by_recording(arguments.plan.runs())
+    entries, notes = read_manifest(arguments.manifest)
+    loaded: dict[Live, tuple[Recording, Recording]] = {}
+    with progress_bar() as progress:
+        for config in steps(configs, f"replay {arguments.out.parts[-3]} {config_name(configs)}", progress):
+            live = live_of(config)
+            plain = Live(live.sampling, live.prompt_tokens, 0, live.input)
+            for key in {live, plain} - set(loaded):
+                loaded[key] = load_entry(entries[key])
+            result = replay_input(config, *loaded[live])
+            result.metrics["agrees_with_plain"] = result.generation.tokens == loaded[plain][0].tokens
+            write_run(arguments.out / run_id(config), config, result, notes)
+    print(f"{len(configs)} runs")
+
+
+def config_name(configs: list[RunConfig]) -> str:
+    return f"{configs[0].model.name} {configs[0].dataset.name}"
+
+
+if __name__ == "__main__":
+    run_job(main)

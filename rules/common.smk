@@ -1,0 +1,58 @@
+# What the rules share: which files a stage's code is, and what a scale delivers.
+EXPERIMENTS = [path.stem for path in sorted((plan.CONF / "experiment").glob("*.yaml"))]
+
+LIVE_CODE = plan.LIVE_CODE
+
+
+def code(*patterns):
+    """Source files that a stage depends on: a change in one of them re-runs it."""
+    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+
+
+def model_config(wildcards):
+    return plan.compose([f"model={wildcards.model}"]).model
+
+
+def checkpoint(wildcards):
+    """The files of a model's checkpoint. None are listed for one that is not there: `preflight` says so."""
+    return sorted(str(path) for path in Path(model_config(wildcards).checkpoint).glob("*") if path.is_file())
+
+
+def quantized(wildcards):
+    return model_config(wildcards).quantized
+
+
+def prompts(wildcards):
+    """The prompts that ship with the artifact; a hub data set has no file here."""
+    dataset = plan.compose([f"dataset={wildcards.dataset}"]).dataset
+    return [dataset.path, "data/prompts/warmup.txt"] if dataset.source == "shipped" else ["data/prompts/warmup.txt"]
+
+
+def manifests(wildcards):
+    datasets = plan.load_scale(wildcards.scale).datasets
+    return [f"results/{wildcards.scale}/recordings/{wildcards.model}/{dataset}.json" for dataset in datasets]
+
+
+def replays(scale, experiment, only_model=None):
+    found = plan.load_scale(scale)
+    models = found.models if only_model is None else [only_model]
+    return [f"results/{scale}/{experiment}/{model}/{dataset}" for model in models for dataset in found.datasets]
+
+
+def tidied(scale, names):
+    return [f"results/{scale}/tidy/{name}.parquet" for name in names]
+
+
+def shown(catalogue, scale):
+    """The figures or tables that this scale's experiments can fill."""
+    available = {"probe", *plan.load_scale(scale).experiments}
+    return [name for name, experiments in catalogue.items() if available.issuperset(experiments)]
+
+
+def deliverables(scale):
+    return [
+        *[f"figures/{scale}/{name}.{kind}" for name in shown(plan.FIGURES, scale) for kind in ("pdf", "png")],
+        *[f"paper_tables/{scale}/{name}.{kind}" for name in shown(plan.TABLES, scale) for kind in ("tex", "md", "csv")],
+        *[f"results/{scale}/live_check/{model}.json" for model in plan.load_scale(scale).models],
+        f"results/{scale}/report.html",
+    ]

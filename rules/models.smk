@@ -1,0 +1,58 @@
+# From a checkpoint to a draft, and what the draft is worth.
+
+
+rule preflight:
+    # Refuses a scale that this machine cannot run, before anything large starts.
+    input:
+        code("harness/preflight.py"),
+    output:
+        "results/{scale}/preflight.json",
+    params:
+        scale=lambda wildcards: plan.scale_yaml(wildcards.scale),
+    log:
+        "results/{scale}/logs/preflight.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.preflight --plan {params.scale:q} --out {output} > {log}"
+
+
+rule quantize:
+    # INT4 experts by GPTQ, as an AutoGPTQ directory. One for all scales.
+    input:
+        checkpoint,
+        code("specter/quantize/*.py", "specter/model/*.py"),
+    output:
+        directory("results/quantized/{model}/{method}"),
+    params:
+        checkpoint=lambda wildcards: model_config(wildcards).checkpoint,
+    log:
+        "results/quantized/logs/{model}-{method}.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m specter.quantize checkpoint={params.checkpoint:q} out={output} method={wildcards.method} "
+        "group=128 threads={threads} > {log}"
+
+
+rule probe:
+    # Routing fidelity, acceptance and expert union: from the recordings, and teacher-forced on held-out text.
+    input:
+        checkpoint,
+        quantized,
+        code(*LIVE_CODE, "specter/probes/*.py", "harness/probe.py"),
+        "data/prompts/heldout.jsonl",
+        manifests=lambda wildcards: ancient(manifests(wildcards)),
+    output:
+        "results/{scale}/probe/{model}.parquet",
+    params:
+        plan=lambda wildcards: plan.probe_plan(wildcards.scale, wildcards.model).to_yaml(),
+    log:
+        "results/{scale}/logs/probe-{model}.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.probe --plan {params.plan:q} --out {output} {input.manifests} > {log}"

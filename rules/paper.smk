@@ -1,0 +1,76 @@
+# What people read.
+
+
+rule figure:
+    input:
+        code("harness/figures.py", "harness/drawing.py", "harness/frames.py", "harness/published.py", "harness/*.mplstyle"),
+        tidy=lambda wildcards: tidied(wildcards.scale, plan.FIGURES[wildcards.figure]),
+    output:
+        pdf="figures/{scale}/{figure}.pdf",
+        png=report(
+            "figures/{scale}/{figure}.png",
+            caption="../captions/figure.rst",
+            category="Figures",
+            labels={"figure": "{figure}", "scale": "{scale}"},
+        ),
+    log:
+        "results/{scale}/logs/figure-{figure}.log",
+    wildcard_constraints:
+        figure="|".join(plan.FIGURES),
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.figures {wildcards.figure} --out {output.pdf} {output.png} --tidy {input.tidy} > {log}"
+
+
+rule table:
+    input:
+        code("harness/tables.py", "harness/frames.py", "harness/published.py"),
+        tidy=lambda wildcards: tidied(wildcards.scale, plan.TABLES[wildcards.table]),
+    output:
+        tex="paper_tables/{scale}/{table}.tex",
+        md=report(
+            "paper_tables/{scale}/{table}.md",
+            caption="../captions/table.rst",
+            category="Tables",
+            labels={"table": "{table}", "scale": "{scale}"},
+        ),
+        csv="paper_tables/{scale}/{table}.csv",
+    log:
+        "results/{scale}/logs/table-{table}.log",
+    wildcard_constraints:
+        table="|".join(plan.TABLES),
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.tables {wildcards.table} --out {output.tex} {output.md} {output.csv} "
+        "--tidy {input.tidy} > {log}"
+
+
+rule page:
+    # One self-contained HTML page with every figure and table of a scale.
+    input:
+        code("harness/page.py", "harness/page.html.j2"),
+        figures=lambda wildcards: [
+            f"figures/{wildcards.scale}/{name}.png" for name in shown(plan.FIGURES, wildcards.scale)
+        ],
+        tables=lambda wildcards: [
+            f"paper_tables/{wildcards.scale}/{name}.md" for name in shown(plan.TABLES, wildcards.scale)
+        ],
+        checks=lambda wildcards: [
+            f"results/{wildcards.scale}/live_check/{model}.json" for model in plan.load_scale(wildcards.scale).models
+        ],
+    output:
+        "results/{scale}/report.html",
+    params:
+        scale=lambda wildcards: plan.scale_yaml(wildcards.scale),
+    log:
+        "results/{scale}/logs/page.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.page --plan {params.scale:q} --out {output} "
+        "--figures {input.figures} --tables {input.tables} --checks {input.checks} > {log}"

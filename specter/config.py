@@ -1,0 +1,157 @@
+"""The typed schema of one run. A typo in a key or a value fails here, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specter.errors import SpecterError
+from specter.timeline.hardware import Hardware
+
+MAX_VERIFY_TILES = 3  # a verification pass is at most this many tiles
+
+
+@dataclass
+class ModelConfig:
+    name: str
+    checkpoint: str  # directory in hub format
+    checkpoint_kind: str  # "standin" or "hub": printed beside every number
+    quantized: str  # AutoGPTQ-v1 directory of the routed experts: the draft
+    charged_as: str  # full-size model whose bytes and flops the virtual clock charges
+    tokenizer: str
+    residents: dict[str, float]  # experts per MoE layer held on the GPU, by budget tier
+
+
+@dataclass
+class SystemConfig:
+    name: str
+    speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
+    planner: str  # "three_phase" or "none"
+    eviction: str  # "lru", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
+
+
+@dataclass
+class BudgetConfig:
+    """Device memory for 16-bit experts. Give one of the two numbers, or leave both to the tier."""
+
+    tier: str
+    experts_per_layer: float | None = None  # in BF16 experts of the full-size model, per MoE layer
+    num_bytes: int | None = None
+
+
+@dataclass
+class DatasetConfig:
+    name: str
+    source: str  # "shipped" (data/prompts) or "hub" (through `datasets`)
+    path: str
+    licence: str
+    hub_id: str | None = None
+    hub_config: str | None = None
+    split: str | None = None
+    column: str | None = None
+
+
+@dataclass
+class SamplingConfig:
+    kind: str  # "greedy", "seeded" or "rejection"
+    temperature: float = 1.0
+    top_k: int = 0  # 0: no limit
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass
+class RunConfig:
+    model: ModelConfig
+    system: SystemConfig
+    budget: BudgetConfig
+    dataset: DatasetConfig
+    sampling: SamplingConfig
+    hardware: Hardware
+    k: int = 16
+    max_new_tokens: int = 128
+    prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
+    prompt: str | None = None  # a text of one's own instead of the data set's input
+    input: int = 0  # which input of the data set
+    warmup_tokens: int = 64  # generated before timing; the expert cache they leave is what every input starts from
+    tile_rows: int = 16  # every product of the target has this many rows; a pass stacks tiles
+    kv_capacity: int = 256
+    threads: int = 1
+    trace: bool = False  # also write a Chrome trace of the lanes
+    results: str = "results/adhoc"
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "model.checkpoint_kind": ("standin", "hub"),
+    "system.planner": ("three_phase", "none"),
+    "system.eviction": ("lru", "drop", "resident"),
+    "dataset.source": ("shipped", "hub"),
+    "sampling.kind": ("greedy", "seeded", "rejection"),
+}
+
+
+def validate(config: RunConfig) -> RunConfig:
+    """Checks what a type cannot say. Raises SpecterError naming the key and the remedy; returns the config."""
+    for path, choices in _CHOICES.items():
+        group, key = path.split(".")
+        value = getattr(getattr(config, group), key)
+        if value not in choices:
+            raise SpecterError(f"{path}={value!r} is unknown", f"use one of: {', '.join(choices)}")
+    max_k = MAX_VERIFY_TILES * config.tile_rows - 1
+    if config.system.speculative and not 1 <= config.k <= max_k:
+        raise SpecterError(
+            f"k={config.k} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
+            f"{config.tile_rows} rows)",
+            f"choose k between 1 and {max_k}, or system=lru for decoding without a draft",
+        )
+    if config.system.planner != "none" and not config.system.speculative:
+        raise SpecterError(
+            f"system.planner={config.system.planner} needs a draft to look ahead", "set system.speculative=true"
+        )
+    for key, least in (("max_new_tokens", 1), ("prompt_tokens", 0), ("input", 0), ("warmup_tokens", 0), ("threads", 1)):
+        if getattr(config, key) < least:
+            raise SpecterError(f"{key}={getattr(config, key)} is too small", f"use {key} >= {least}")
+    sampling = config.sampling
+    if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        raise SpecterError(
+            f"sampling temperature={sampling.temperature}, top_p={sampling.top_p}, top_k={sampling.top_k}",
+            "use temperature > 0, 0 < top_p <= 1, top_k >= 0 (0: no limit); sampling=greedy for the argmax",
+        )
+    if config.budget.experts_per_layer is not None and config.budget.num_bytes is not None:
+        raise SpecterError("budget.experts_per_layer and budget.num_bytes are both set", "give one of the two")
+    if config.prompt is not None and not config.prompt.strip():
+        raise SpecterError("the prompt is empty", "give a text, or leave prompt out to use the data set")
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config (or a group of it) as plain values, ready for YAML."""
+    return {f.name: to_dict(value) if is_dataclass(value := getattr(config, f.name)) else value for f in fields(config)}
+
+
+def to_yaml(config: RunConfig) -> str:
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def from_values(values: Any) -> RunConfig:
+    """A checked config from plain values (a resolved YAML, or what Hydra composed), strictly typed.
+
+    Raises:
+        SpecterError: an unknown key, a missing key or a value of the wrong type, by name.
+    """
+    try:
+        schema = OmegaConf.structured(RunConfig)
+        # A frozen dataclass becomes a read-only node, which would refuse even its first values.
+        OmegaConf.set_readonly(schema._get_node("hardware"), None)
+        config = OmegaConf.to_object(OmegaConf.merge(schema, values))
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "configuration"
+        raise SpecterError(
+            f"{key}: {str(error).splitlines()[0]}", "see conf/ for the known keys and their types"
+        ) from None
+    assert isinstance(config, RunConfig)
+    return validate(config)

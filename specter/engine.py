@@ -1,0 +1,217 @@
+"""The engine: draft, prefetch, verify, accept, record. Read this file first.
+
+It holds no tensor arithmetic and no policy. The model computes, the sampler chooses tokens, the planner
+chooses what to prefetch, the cache knows what is where, and the timeline knows what time it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from specter.errors import SpecterError
+from specter.experts.cache import CacheCounters, ExpertCache
+from specter.experts.lookahead import LookaheadBuffer
+from specter.experts.planner import Planner
+from specter.model.base import Model, Output
+from specter.records import Generation, RoundRecord
+from specter.speculation.accept import Proposal, Sampler, Verdict
+from specter.timeline.base import Event, LaneTotals, Timeline
+from specter.timeline.costs import CostModel
+
+
+@dataclass(slots=True)
+class Context:
+    """The committed text. The last token is committed but not yet in the target's KV."""
+
+    tokens: list[int]
+
+    @property
+    def last_token(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def last_position(self) -> int:
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A point in time from which a round's differences are taken."""
+
+    ns: int
+    totals: LaneTotals
+    counters: CacheCounters
+
+
+class Engine:
+    """One system: a model, a way to choose tokens, and a policy for moving experts, on one timeline.
+
+    Args:
+        draft_len: K; 0 decodes plainly, one token a round.
+        planner: chooses prefetches while drafting; None prefetches nothing.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        cache: ExpertCache,
+        timeline: Timeline,
+        costs: CostModel,
+        planner: Planner | None,
+        draft_len: int,
+    ) -> None:
+        self.model = model
+        self.sampler = sampler
+        self.cache = cache
+        self.timeline = timeline
+        self.costs = costs
+        self.planner = planner
+        self.draft_len = draft_len
+        self.lookahead = LookaheadBuffer(model.num_layers - model.num_dense_layers, model.num_experts)
+
+    def generate(
+        self, prompt: Sequence[int], max_new_tokens: int, on_commit: Callable[[list[int]], None] = lambda tokens: None
+    ) -> Generation:
+        """Generates exactly `max_new_tokens` tokens after `prompt`.
+
+        Args:
+            on_commit: called with the tokens of every commit, prefill's first token included.
+        Raises:
+            SpecterError: an empty prompt, or one that does not fit the KV cache with what is to follow.
+        """
+        self.check_length(len(prompt), max_new_tokens)
+        self.model.reset()
+        generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
+        begin = self._window()
+        first = self.verify([], self.target_pass(prompt, 0, num_outputs=1), len(prompt)).tokens[0]
+        end = self._window()
+        generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
+        generation.prefill_bytes = end.totals.minus(begin.totals).copied_bytes
+        context = Context([*prompt, first])
+        on_commit([first])
+        while (remaining := max_new_tokens - (len(context.tokens) - len(prompt))) > 0:
+            generation.rounds.append(self.run_round(context, len(generation.rounds), remaining))
+            on_commit(context.tokens[-generation.rounds[-1].new_len :])
+        generation.tokens = context.tokens[len(prompt) :]
+        return generation
+
+    def run_round(self, context: Context, index: int, remaining: int) -> RoundRecord:
+        """One round: commits 1 to K+1 tokens to `context`, and never more than `remaining`."""
+        begin = self._window()
+        proposals, batches = self.draft(context, min(self.draft_len, remaining - 1))
+        draft_end_ns = self.timeline.now_ns()
+
+        joined = batches[-1][-1:] if batches and self.planner and self.planner.joins_before_verify else ()
+        tokens = [context.last_token, *(proposal.token for proposal in proposals)]
+        outputs = self.target_pass(tokens, context.last_position, num_outputs=len(tokens), after=joined)
+        verdict = self.verify(proposals, outputs, len(context.tokens))
+        self._observe_copies(batches)
+
+        context.tokens.extend(verdict.tokens)
+        self.model.crop(context.last_position)
+        return self._record(index, begin, draft_end_ns, len(proposals), verdict)
+
+    def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
+        """Drafts `draft_len` tokens; returns them and the batches of copies that the planner issued meanwhile."""
+        proposals: list[Proposal] = []
+        batches: list[list[Event]] = []
+        token, position = context.last_token, context.last_position
+        self.lookahead.clear()
+        if self.planner is not None:
+            self.planner.begin_round(draft_len)
+        last_step: Event | None = None
+        for _ in range(draft_len):
+            step, done = self.timeline.compute(self.costs.draft_step(), partial(self.model.draft_step, token, position))
+            proposals.append(self.sampler.propose(step.output, position + 1))
+            token, position = proposals[-1].token, position + 1
+            self.lookahead.add(step.routing)
+            if self.planner is not None and self.planner.is_boundary(len(proposals)):
+                self.timeline.wait(done)  # the counters' snapshot reaches the host
+                if last_step is not None:
+                    self.planner.observe_step(self.timeline.elapsed_ns(last_step, done) / 1e6)
+                plan = self.planner.plan(len(proposals), self.lookahead.counts, self.cache.is_present)
+                if copies := self.cache.prefetch(plan):
+                    batches.append(copies)
+            last_step = done
+        if last_step is not None:
+            self.timeline.wait(last_step)  # the draft tokens reach the host
+        return proposals, batches
+
+    def target_pass(
+        self, tokens: Sequence[int], position: int, num_outputs: int, after: Iterable[Event] = ()
+    ) -> list[Output]:
+        """One pass of the target over `tokens`, layer by layer; prefill, plain decoding and verification alike."""
+        timeline, costs = self.timeline, self.costs
+        target = self.model.target_pass(tokens, position, num_outputs)
+        tiles = costs.num_tiles(len(tokens))
+        for layer in range(self.model.num_layers):
+            routing, done = timeline.compute(costs.mix(layer, tiles), partial(target.mix, layer), after=after)
+            after = ()
+            if routing is None:
+                continue
+            timeline.wait(done)  # the router's word decides what to load: it must reach the host
+            experts = np.unique(routing).tolist()
+            for wave in self.cache.waves(layer - self.model.num_dense_layers, experts):
+                run = partial(target.run_experts, layer, wave.experts, wave.indices)
+                _, done = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
+                self.cache.release(wave, done)
+            timeline.compute(costs.combine(tiles), partial(target.combine, layer))
+        outputs, done = timeline.compute(costs.head(num_outputs), target.outputs)
+        timeline.wait(done)
+        return outputs
+
+    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> Verdict:
+        """The tokens that the target's outputs commit from `position` on."""
+        return self.sampler.verify(proposals, outputs, position)
+
+    def check_length(self, prompt_len: int, max_new_tokens: int) -> None:
+        """Raises SpecterError for an empty prompt, or one that does not fit the KV cache with what is to follow."""
+        if prompt_len == 0:
+            raise SpecterError("the prompt has no tokens", "give a text, or another data set input")
+        if prompt_len + max_new_tokens > self.costs.kv_capacity:
+            raise SpecterError(
+                f"{prompt_len} prompt and {max_new_tokens} new tokens exceed kv_capacity={self.costs.kv_capacity}",
+                f"set kv_capacity={prompt_len + max_new_tokens} or more, or shorten the prompt with prompt_tokens=...",
+            )
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _observe_copies(self, batches: Sequence[Sequence[Event]]) -> None:
+        """Tells the planner how fast each batch came; verification has waited for them."""
+        for batch in batches:
+            if self.planner is not None and len(batch) > 1:
+                copy_ms = self.timeline.elapsed_ns(batch[0], batch[-1]) / 1e6
+                self.planner.observe_copies((len(batch) - 1) * self.costs.payload_bytes, copy_ms)
+
+    def _window(self) -> _Window:
+        return _Window(self.timeline.now_ns(), self.timeline.totals(), self.cache.counters.minus(CacheCounters()))
+
+    def _record(self, index: int, begin: _Window, draft_end_ns: int, draft_len: int, verdict: Verdict) -> RoundRecord:
+        end = self._window()
+        lanes, cache = end.totals.minus(begin.totals), end.counters.minus(begin.counters)
+        num_moe_layers = self.model.num_layers - self.model.num_dense_layers
+        return RoundRecord(
+            index=index,
+            start_ms=begin.ns / 1e6,
+            draft_end_ms=draft_end_ns / 1e6,
+            end_ms=end.ns / 1e6,
+            draft_len=draft_len,
+            accepted_len=verdict.accepted_len,
+            new_len=len(verdict.tokens),
+            prefetch_bytes=cache.num_prefetched * self.costs.payload_bytes,
+            fetch_bytes=cache.num_misses * self.costs.payload_bytes,
+            num_hits=cache.num_hits,
+            num_late_hits=cache.num_late_hits,
+            num_misses=cache.num_misses,
+            num_prefetched=cache.num_prefetched,
+            num_prefetched_used=cache.num_prefetched_used,
+            union_mean=cache.num_experts / num_moe_layers,
+            stall_ms=lanes.stall_ns / 1e6,
+            link_busy_ms=lanes.link_busy_ns / 1e6,
+            compute_busy_ms=lanes.compute_busy_ns / 1e6,
+        )

@@ -1,0 +1,200 @@
+"""The expert cache: residency, eviction and transfer put together, for the verification and for prefetching.
+
+Words: prefetch (before need), fetch (somebody waits); hit (resident when the router asked), late hit (still
+on its way), miss (absent).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specter.experts.eviction import Eviction
+from specter.experts.planner import Plan
+from specter.experts.residency import Residency, Slot, State
+from specter.experts.transfer import Transfer
+from specter.model.spec import ExpertId
+from specter.timeline.base import Event, Timeline
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Running counts; subtract two copies for a window."""
+
+    num_hits: int = 0
+    num_late_hits: int = 0
+    num_misses: int = 0
+    num_prefetched: int = 0
+    num_prefetched_used: int = 0
+    num_experts: int = 0  # distinct experts asked for, summed over layers and passes
+
+    def minus(self, earlier: CacheCounters) -> CacheCounters:
+        return CacheCounters(
+            *(getattr(self, f.name) - getattr(earlier, f.name) for f in dataclasses.fields(CacheCounters))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Experts of one layer that can be computed together once `after` has happened."""
+
+    slots: list[Slot]
+    after: list[Event]
+
+    @property
+    def experts(self) -> list[int]:
+        return [slot.expert.expert for slot in self.slots if slot.expert is not None]
+
+    @property
+    def indices(self) -> list[int]:
+        return [slot.index for slot in self.slots]
+
+
+class ExpertCache:
+    """Slots of the device, filled by need and by plan, displaced by the eviction policy."""
+
+    def __init__(self, residency: Residency, eviction: Eviction, transfer: Transfer, timeline: Timeline) -> None:
+        self.residency = residency
+        self.counters = CacheCounters()
+        self._eviction = eviction
+        self._transfer = transfer
+        self._timeline = timeline
+        self._protected: defaultdict[int, set[ExpertId]] = defaultdict(set)  # by layer, until its verification
+
+    # -- before need ---------------------------------------------------------------------------
+
+    def is_present(self, expert: ExpertId) -> bool:
+        """Resident, or on its way."""
+        return self.residency.find(expert) is not None
+
+    def prefetch(self, plan: Plan) -> list[Event]:
+        """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched."""
+        for expert in plan.protect:
+            self._protected[expert.layer].add(expert)
+        copies = []
+        for expert in plan.loads:
+            slot = self._take_slot(expert)
+            if slot is None:
+                continue
+            self._protected[expert.layer].add(expert)
+            copies.append(self._start_load(slot, is_prefetch=True))
+            self.counters.num_prefetched += 1
+        return copies
+
+    # -- at need -------------------------------------------------------------------------------
+
+    def waves(self, layer: int, experts: Sequence[int]) -> Iterator[Wave]:
+        """Yields every expert of `experts` once: hits together first, then each arrival as its copy is due.
+
+        The caller computes a wave and calls `release` before asking for the next. Misses are issued as slots allow:
+        some at once, the others as waves are released; with two slots, one wave's release makes room for the
+        next one's copy.
+        """
+        wanted = [ExpertId(layer, expert) for expert in experts]
+        self._protected[layer].clear()
+        self.counters.num_experts += len(wanted)
+        hits: list[Slot] = []
+        arriving: deque[Slot] = deque()
+        missing: deque[ExpertId] = deque()
+        for expert in wanted:
+            slot = self.residency.find(expert)
+            if slot is None:
+                missing.append(expert)
+                continue
+            self.residency.pin(slot)
+            (hits if self._has_arrived(slot) else arriving).append(slot)
+            self.counters.num_prefetched_used += slot.is_prefetch
+            slot.is_prefetch = False
+        self.counters.num_hits += len(hits)
+        self.counters.num_late_hits += len(arriving)
+        self.counters.num_misses += len(missing)
+        self._fetch(missing, arriving)
+        if hits:
+            yield Wave(hits, [])
+        while missing or arriving:
+            self._fetch(missing, arriving)
+            if not arriving:
+                self._make_room()
+                continue
+            slot = arriving.popleft()
+            assert slot.ready is not None
+            yield Wave([slot], [slot.ready])
+
+    def release(self, wave: Wave, done: Event) -> None:
+        """The wave's compute, ending at `done`, was issued: its slots may be displaced behind it."""
+        for slot in wave.slots:
+            assert slot.expert is not None
+            slot.last_use = done
+            self.residency.end_load(slot)  # its compute is queued behind its copy
+            self.residency.unpin(slot)
+            if self._eviction.keeps:
+                self._eviction.touch(slot.expert)
+            else:
+                self.residency.evict(slot.expert)
+
+    # -- starting state ------------------------------------------------------------------------
+
+    def place(self, experts: Sequence[ExpertId]) -> None:
+        """Empties the cache and fills it with `experts`, least recently used first, outside the timeline."""
+        for expert in list(self.residency.experts()):
+            self._displace(expert)
+        self._protected.clear()
+        for expert in experts:
+            slot = self.residency.begin_load(expert)
+            self._transfer.place(expert, slot)
+            slot.ready = slot.last_use = None
+            self.residency.end_load(slot)
+            self._eviction.touch(expert)
+
+    def contents(self) -> list[ExpertId]:
+        """Residents, least recently used first; `place` restores them."""
+        return self._eviction.order()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _has_arrived(self, slot: Slot) -> bool:
+        if slot.state is State.LOADING and slot.ready is not None and self._timeline.is_done(slot.ready):
+            self.residency.end_load(slot)
+        return slot.state is State.RESIDENT
+
+    def _may_evict(self, expert: ExpertId) -> bool:
+        if expert in self._protected[expert.layer]:
+            return False
+        slot = self.residency.find(expert)
+        return slot is not None and slot.pins == 0 and self._has_arrived(slot)
+
+    def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot]) -> None:
+        while missing and (slot := self._take_slot(missing[0])) is not None:
+            missing.popleft()
+            self.residency.pin(slot)
+            self._start_load(slot, is_prefetch=False)
+            arriving.append(slot)
+
+    def _make_room(self) -> None:
+        """Every slot is promised to a later layer: the need of now goes before the plan for later."""
+        self._protected.clear()
+        for slot in self.residency.slots:
+            if slot.state is State.LOADING and slot.ready is not None:
+                self._timeline.wait(slot.ready)
+                return
+
+    def _take_slot(self, expert: ExpertId) -> Slot | None:
+        if self.residency.num_free == 0:
+            victim = self._eviction.victim(expert.layer, self._may_evict)
+            if victim is None:
+                return None
+            self._displace(victim)
+        return self.residency.begin_load(expert)
+
+    def _displace(self, expert: ExpertId) -> None:
+        self.residency.evict(expert)
+        self._eviction.forget(expert)
+
+    def _start_load(self, slot: Slot, is_prefetch: bool) -> Event:
+        assert slot.expert is not None
+        slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
+        slot.is_prefetch = is_prefetch
+        self._eviction.touch(slot.expert)
+        return slot.ready

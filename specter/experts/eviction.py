@@ -1,0 +1,74 @@
+"""Which resident to displace. Pure policy: told of every use, asked for a victim."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from specter.model.spec import ExpertId
+
+
+class Eviction(Protocol):
+    keeps: bool  # False: an expert is given up as soon as it has been used
+
+    def touch(self, expert: ExpertId) -> None:
+        """The expert was loaded or used."""
+
+    def forget(self, expert: ExpertId) -> None:
+        """The expert lost its slot."""
+
+    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
+        """Whom to displace for an expert of `layer`; None if nobody may go."""
+
+    def order(self) -> list[ExpertId]:
+        """All residents, least recently used first: the recency that a snapshot keeps."""
+
+
+def layer_quotas(num_slots: int, num_layers: int) -> list[int]:
+    """Splits a flat pool evenly over the MoE layers; the first layers take the remainder."""
+    share, extra = divmod(num_slots, num_layers)
+    return [share + (layer < extra) for layer in range(num_layers)]
+
+
+class LruEviction:
+    """Least recently used within the layer, as published; a layer without a quota of its own
+    (fewer slots than layers) displaces the least recently used of all."""
+
+    keeps = True
+
+    def __init__(self, quotas: Sequence[int]) -> None:
+        self._quotas = quotas
+        self._layers: list[OrderedDict[ExpertId, int]] = [OrderedDict() for _ in quotas]
+        self._clock = 0
+
+    def touch(self, expert: ExpertId) -> None:
+        self._clock += 1
+        residents = self._layers[expert.layer]
+        residents[expert] = self._clock
+        residents.move_to_end(expert)
+
+    def forget(self, expert: ExpertId) -> None:
+        self._layers[expert.layer].pop(expert, None)
+
+    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
+        if len(self._layers[layer]) >= self._quotas[layer] > 0:
+            return self._oldest(layer, may_evict)
+        # Below its quota with no slot free: somebody holds more than its share; failing that, take from anybody.
+        for over_quota in (True, False):
+            oldest = [
+                found
+                for other, residents in enumerate(self._layers)
+                if not over_quota or len(residents) > self._quotas[other]
+                if (found := self._oldest(other, may_evict)) is not None
+            ]
+            if oldest:
+                return min(oldest, key=lambda expert: self._layers[expert.layer][expert])
+        return None
+
+    def _oldest(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
+        return next(filter(may_evict, self._layers[layer]), None)
+
+    def order(self) -> list[ExpertId]:
+        ages = {expert: age for residents in self._layers for expert, age in residents.items()}
+        return sorted(ages, key=ages.__getitem__)

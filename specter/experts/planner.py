@@ -1,0 +1,89 @@
+"""What to load before it is needed. Pure policy: counters in, an ordered list of experts out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specter.model.spec import ExpertId
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Experts to load, in order, and residents that these loads must not displace."""
+
+    loads: list[ExpertId]
+    protect: list[ExpertId]
+
+
+class Planner(Protocol):
+    joins_before_verify: bool  # verification waits for the last prefetch as a whole
+
+    def begin_round(self, draft_len: int) -> None: ...
+
+    def is_boundary(self, num_drafted: int) -> bool:
+        """Whether to read the counters and plan now, after `num_drafted` tokens of this round."""
+
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan: ...
+
+    def observe_step(self, step_ms: float) -> None:
+        """A measured draft step."""
+
+    def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
+        """A measured batch of prefetches."""
+
+
+class ThreePhasePlanner:
+    """The published planner: Cold Start, Prefetch Overlap, Final Cleanup (paper, PIO).
+
+    Cold Start: no transfer before max(1, floor(0.2 K)) draft tokens. Prefetch Overlap: per layer the Top-M experts
+    by count, M being the layer's residents; the next chunk is as many draft steps as the copies just submitted
+    are estimated to take. Final Cleanup: once the next boundary would reach K, or every layer has its M experts,
+    nothing more is counted or copied. Both estimates are moving averages (0.75 old, 0.25 new).
+    """
+
+    joins_before_verify = True
+    COLD_FRACTION = 0.2
+    KEEP = 0.75
+
+    def __init__(self, residents_per_layer: Sequence[int], payload_bytes: int) -> None:
+        self._top_m = residents_per_layer
+        self._payload_bytes = payload_bytes
+        self._bytes_per_ms = 12e6  # 12 GB/s, the paper's seed
+        self._step_ms = 1.0
+        self._draft_len = 0
+        self._boundary = 0
+
+    def begin_round(self, draft_len: int) -> None:
+        self._draft_len = draft_len
+        self._boundary = max(1, math.floor(self.COLD_FRACTION * draft_len))
+
+    def is_boundary(self, num_drafted: int) -> bool:
+        return num_drafted == self._boundary
+
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan:
+        loads: list[ExpertId] = []
+        protect: list[ExpertId] = []
+        is_full = True
+        ranked = np.argsort(-counts, axis=1, kind="stable")  # by count, then by expert number
+        for layer, top_m in enumerate(self._top_m):
+            row = counts[layer]
+            wanted = [ExpertId(layer, int(e)) for e in ranked[layer, :top_m] if row[e] > 0]
+            is_full &= len(wanted) == top_m
+            for expert in wanted:
+                (protect if is_present(expert) else loads).append(expert)
+        copy_ms = len(loads) * self._payload_bytes / self._bytes_per_ms
+        boundary = num_drafted + max(1, math.ceil(copy_ms / self._step_ms))
+        self._boundary = 0 if is_full or boundary >= self._draft_len else boundary
+        return Plan(loads, protect)
+
+    def observe_step(self, step_ms: float) -> None:
+        self._step_ms = self.KEEP * self._step_ms + (1 - self.KEEP) * step_ms
+
+    def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
+        self._bytes_per_ms = self.KEEP * self._bytes_per_ms + (1 - self.KEEP) * num_bytes / copy_ms

@@ -1,0 +1,92 @@
+"""Which expert lies in which slot, and whether it may be displaced. Pure bookkeeping: no tensors, no time.
+
+This is the only place that knows. States of an expert: ABSENT (no slot), LOADING (a slot, its copy
+not known to have ended), RESIDENT. A pinned slot is about to be read or being filled for someone who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from specter.model.spec import ExpertId
+from specter.timeline.base import Event
+
+
+class State(Enum):
+    ABSENT = "absent"
+    LOADING = "loading"
+    RESIDENT = "resident"
+
+
+@dataclass(slots=True)
+class Slot:
+    """One device buffer for one expert."""
+
+    index: int
+    expert: ExpertId | None = None
+    state: State = State.ABSENT
+    pins: int = 0
+    generation: int = 0  # grows with every expert that the slot receives
+    ready: Event | None = None  # end of the copy that fills it
+    last_use: Event | None = None  # end of the last compute that read it
+    is_prefetch: bool = False  # filled before need and not used since
+
+
+class Residency:
+    """The slots of one pool and the experts in them.
+
+    Invariants (property-tested): an expert has at most one slot; a slot has at most one expert; a pinned slot
+    is never displaced; free slots hold nothing.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.slots = [Slot(index) for index in range(num_slots)]
+        self._free = self.slots[::-1]  # taken from the end: slot 0 first
+        self._slot_of: dict[ExpertId, Slot] = {}
+
+    def find(self, expert: ExpertId) -> Slot | None:
+        """The expert's slot, loading or resident; None if absent."""
+        return self._slot_of.get(expert)
+
+    def state(self, expert: ExpertId) -> State:
+        slot = self._slot_of.get(expert)
+        return slot.state if slot else State.ABSENT
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def experts(self) -> Iterator[ExpertId]:
+        return iter(self._slot_of)
+
+    def begin_load(self, expert: ExpertId) -> Slot:
+        """Takes a free slot for `expert`. The caller attaches the copy's event."""
+        if expert in self._slot_of:
+            raise ValueError(f"{expert} already has slot {self._slot_of[expert].index}")
+        slot = self._free.pop()
+        slot.expert, slot.state = expert, State.LOADING
+        slot.generation += 1
+        self._slot_of[expert] = slot
+        return slot
+
+    def end_load(self, slot: Slot) -> None:
+        slot.state = State.RESIDENT
+
+    def pin(self, slot: Slot) -> None:
+        slot.pins += 1
+
+    def unpin(self, slot: Slot) -> None:
+        if slot.pins == 0:
+            raise ValueError(f"slot {slot.index} is not pinned")
+        slot.pins -= 1
+
+    def evict(self, expert: ExpertId) -> None:
+        """Frees the expert's slot. Raises ValueError if it is absent or pinned."""
+        slot = self._slot_of.get(expert)
+        if slot is None or slot.pins:
+            raise ValueError(f"{expert} is {'absent' if slot is None else 'pinned'} and cannot be evicted")
+        del self._slot_of[expert]
+        slot.expert, slot.state, slot.is_prefetch = None, State.ABSENT, False
+        self._free.append(slot)

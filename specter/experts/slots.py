@@ -1,0 +1,38 @@
+"""The slot arena: device buffers of one expert each, side by side in one allocation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specter.experts.store import RawCodec
+
+# Every slot begins on a cache line: a matrix product may choose another path, with other bits, elsewhere.
+SLOT_ALIGNMENT_BYTES = 64
+_POISON = 0xFF  # a float of any width with all bits set is NaN
+
+
+class SlotArena:
+    """`num_slots` slots, poisoned with NaN until written, so that a residency bug cannot go unseen.
+
+    Attributes:
+        gate_up: [num_slots, 2F, D], down: [num_slots, D, F]; strided views over the arena, no copies.
+        gate_up_t, down_t: the same transposed and slot by slot, [D, 2F] and [F, D].
+    """
+
+    def __init__(self, num_slots: int, codec: RawCodec, device: torch.device | str = "cpu") -> None:
+        self.num_slots = num_slots
+        self.codec = codec
+        stride_bytes = -(-codec.payload_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
+        self._bytes = torch.full((num_slots, stride_bytes), _POISON, dtype=torch.uint8, device=device)
+        self.gate_up, self.down = codec.views(self._bytes)
+        self.gate_up_t: tuple[Tensor, ...] = self.gate_up.transpose(1, 2).unbind(0)
+        self.down_t: tuple[Tensor, ...] = self.down.transpose(1, 2).unbind(0)
+
+    def write(self, slot: int, payload: Tensor) -> None:
+        """One copy of payload uint8 [payload_bytes] into `slot`."""
+        self._bytes[slot, : self.codec.payload_bytes].copy_(payload, non_blocking=True)
+
+    def poison(self, slot: int) -> None:
+        """Makes the slot's content NaN again."""
+        self._bytes[slot].fill_(_POISON)

@@ -1,0 +1,82 @@
+"""A model whose numerics run: checkpoint, store, slots and decoder, ready to serve inputs under any budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.progress import Progress
+
+from specter.build import build_costs, num_slots
+from specter.config import RunConfig, SystemConfig
+from specter.experts.slots import SlotArena
+from specter.experts.store import ExpertStore, RawCodec
+from specter.model.checkpoint import Checkpoint
+from specter.model.decoder import Decoder, DecoderWeights
+from specter.model.invariance import invariance_check
+from specter.model.spec import ExpertId
+from specter.quantize.gptq_format import read_directory
+from specter.session import OnCommit, RunResult, run_input
+from specter.speculation.accept import build_sampler
+
+PLAIN = SystemConfig(name="resident", speculative=False, planner="none", eviction="resident")
+DTYPE = torch.float32  # what a CPU computes in; the checkpoint's int8 or BF16 values are exact in it
+
+
+@dataclass(slots=True)
+class LiveModel:
+    """Weights in memory once, whatever runs on them.
+
+    Attributes:
+        notes: provenance and whatever degraded, for every run's env.json.
+    """
+
+    decoder: Decoder
+    store: ExpertStore
+    notes: dict[str, str]
+
+    @classmethod
+    def load(cls, config: RunConfig, progress: Progress) -> LiveModel:
+        """Loads target and draft as `config` says and checks that this machine computes a row alike anywhere.
+
+        Raises:
+            SpecterError: from the checkpoint and quantised directories' strict readers.
+        """
+        checkpoint = Checkpoint.open(config.model.checkpoint)
+        spec = checkpoint.spec
+        draft = read_directory(Path(config.model.quantized), spec) if config.system.speculative else None
+        codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
+        moe_layers = progress.track(range(spec.num_moe_layers), description="load experts")
+        store = ExpertStore(codec, (checkpoint.experts(layer) for layer in moe_layers))
+        weights = DecoderWeights.load(checkpoint, DTYPE)
+        arena = SlotArena(spec.num_experts, codec)
+        decoder = Decoder(spec, weights, arena, draft, config.tile_rows, config.kv_capacity)
+        report = invariance_check(decoder)
+        notes = {"checkpoint_digest": checkpoint.digest(), "rowwise": str(report.rowwise)}
+        return cls(decoder, store, notes)
+
+    def run(
+        self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
+    ) -> RunResult:
+        """Runs one input with slots of its own; see `session.run_input`."""
+        arena = SlotArena(num_slots(config, build_costs(config)), self.store.codec)
+        self.decoder.arena = arena
+
+        def move(expert: ExpertId, slot: int) -> None:
+            arena.write(slot, self.store.payload(expert))
+
+        return run_input(config, self.decoder, build_sampler(config.sampling), prompt, warmup, move, on_commit)
+
+    def agrees_with_plain(
+        self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None
+    ) -> bool | None:
+        """Whether plain decoding with everything resident yields the same tokens.
+
+        None where it need not: rejection sampling is lossless in distribution only.
+        """
+        if config.sampling.kind == "rejection":
+            return None
+        plain = self.run(replace(config, system=PLAIN, warmup_tokens=0), result.recording.prompt, (), on_commit)
+        return plain.generation.tokens == result.generation.tokens

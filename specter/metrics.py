@@ -1,0 +1,129 @@
+"""What one run amounts to: a flat mapping, the same keys for every system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specter.floors import RoundAccess, floor_ideal, floor_trace
+from specter.model.spec import ExpertId
+from specter.recording import Recording
+from specter.records import Generation
+from specter.timeline.costs import CostModel
+from specter.timeline.hardware import Hardware
+
+Metrics = dict[str, Any]  # values: numbers, strings, booleans, None
+
+
+def accesses(generation: Generation, recording: Recording) -> list[RoundAccess]:
+    """What each round's verification needed, from the recording of the same generation."""
+    return [
+        RoundAccess(record.draft_len, record.new_len, [np.unique(routing).tolist() for routing in one.target_routing])
+        for record, one in zip(generation.rounds, recording.passes[1:], strict=True)
+    ]
+
+
+def distinct_4grams(tokens: Sequence[int]) -> float:
+    """Share of 4-grams that are distinct: below 0.9 the text loops, which flatters hit rates."""
+    grams = list(zip(*(tokens[i:] for i in range(4)), strict=False))
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def device_bytes(costs: CostModel, num_slots: int, is_speculative: bool) -> dict[str, int]:
+    """Device memory of a system by part, of the full-size model."""
+    spec = costs.spec
+    return {
+        "shared_bytes": spec.non_expert_params * costs.weight_bytes,
+        "kv_bytes": spec.num_layers * costs.kv_capacity * (spec.kv_lora + spec.rope_dim) * costs.weight_bytes,
+        "draft_bytes": round(spec.experts_params * costs.int4_bits / 8) if is_speculative else 0,
+        "slot_bytes": num_slots * costs.payload_bytes,
+    }
+
+
+def summarize(
+    generation: Generation,
+    rounds: Sequence[RoundAccess],
+    residents: Sequence[ExpertId],
+    num_slots: int,
+    is_speculative: bool,
+    costs: CostModel,
+    hardware: Hardware,
+) -> Metrics:
+    """Metrics of a generation. Rates and shares are over the decoding rounds, prefill left out.
+
+    tpot_ms: (last commit - first commit) / (N - 1), prefill's token being the first commit (paper, protocol).
+    tpot_after_first_round_ms: the same from the end of the first round, whose batch of tokens costs nothing in
+    a definition that starts at its commit; None where one round was all.
+    acceptance: accepted drafts / drafts examined (the accepted ones and the first rejected one of a round).
+
+    Args:
+        residents: experts in slots, or on their way, at the first commit.
+    """
+    records = generation.rounds
+    metrics: Metrics = {
+        "clock": generation.clock,
+        "num_prompt_tokens": generation.prompt_len,
+        "num_new_tokens": len(generation.tokens),
+        "num_rounds": len(records),
+        "ttft_ms": generation.prefill_end_ms - generation.start_ms,
+        "prefill_bytes": generation.prefill_bytes,
+        "distinct_4grams": distinct_4grams(generation.tokens),
+        "num_slots": num_slots,
+        "experts_per_layer": num_slots / costs.spec.num_moe_layers,
+    }
+    memory = device_bytes(costs, num_slots, is_speculative)
+    total = sum(memory.values())
+    metrics |= {f"device_{name}": value for name, value in memory.items()}
+    everything = device_bytes(costs, costs.spec.num_moe_layers * costs.spec.num_experts, is_speculative=False)
+    metrics["device_total_bytes"] = total
+    metrics["fits_device"] = total <= hardware.device_memory_bytes
+    metrics["fits_without_offloading"] = sum(everything.values()) <= hardware.device_memory_bytes
+    if not records:
+        return metrics
+
+    end_ms = records[-1].end_ms
+    window_ms = end_ms - generation.prefill_end_ms
+    num_decoded = len(generation.tokens) - 1
+    num_after = num_decoded - records[0].new_len
+    drafted = sum(record.draft_len for record in records)
+    accepted = sum(record.accepted_len for record in records)
+    examined = accepted + sum(record.accepted_len < record.draft_len for record in records)
+    hits, late, misses = (
+        sum(getattr(record, name) for record in records) for name in ("num_hits", "num_late_hits", "num_misses")
+    )
+    prefetched = sum(record.num_prefetched for record in records)
+    num_bytes = sum(record.prefetch_bytes + record.fetch_bytes for record in records)
+    ideal = floor_ideal(rounds, num_slots, costs, hardware)
+    trace = floor_trace(rounds, num_slots, costs, hardware, residents)
+    tpot_ms = window_ms / num_decoded
+    metrics |= {
+        "tpot_ms": tpot_ms,
+        "tpot_after_first_round_ms": (end_ms - records[0].end_ms) / num_after if num_after else None,
+        "end_to_end_ms": end_ms - generation.start_ms,
+        "tok_per_s": 1e3 / tpot_ms,
+        "draft_ms": sum(record.draft_end_ms - record.start_ms for record in records),
+        "num_drafted": drafted,
+        "num_accepted": accepted,
+        "acceptance": accepted / examined if examined else None,
+        "mean_accepted_len": accepted / len(records) if drafted else None,
+        "union_mean": float(np.mean([record.union_mean for record in records])),
+        "num_hits": hits,
+        "num_late_hits": late,
+        "num_misses": misses,
+        "hit_rate": hits / (hits + late + misses),
+        "num_prefetched": prefetched,
+        "frac_prefetched_used": sum(r.num_prefetched_used for r in records) / prefetched if prefetched else None,
+        "link_bytes": num_bytes,
+        "bytes_per_token": num_bytes / num_decoded,
+        "link_busy_frac": sum(record.link_busy_ms for record in records) / window_ms,
+        "compute_busy_frac": sum(record.compute_busy_ms for record in records) / window_ms,
+        "stall_ms": sum(record.stall_ms for record in records),
+        "floor_ideal_ms": ideal.tpot_ms,
+        "floor_trace_ms": trace.tpot_ms,
+        "over_floor_ideal": tpot_ms / ideal.tpot_ms,
+        "over_floor_trace": tpot_ms / trace.tpot_ms,
+        "min_loads": trace.num_loads,
+    }
+    return metrics

@@ -1,0 +1,67 @@
+"""What the engine needs from a model: opaque outputs, and routing that it can read.
+
+The engine never looks into an `Output`; it hands it to the sampler. A live decoder's output is logits,
+a replayed recording's is the token itself, a test's fake model may do as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Output = Any
+Routing = NDArray[np.int16]  # expert ids, [rows, top_k], rank order
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """One draft step: an output for the next position and the experts it chose in every MoE layer."""
+
+    output: Output
+    routing: NDArray[np.int16]  # [MoE layers, top_k]
+
+
+class TargetPass(Protocol):
+    """One pass of the target over consecutive positions, driven layer by layer by the engine.
+
+    Order of calls per layer: `mix`, then `run_experts` once per wave until every expert of the layer's
+    routing has been run exactly once, then `combine`. After the last layer: `outputs`.
+    """
+
+    def mix(self, layer: int) -> Routing | None:
+        """Attention, norms, router, shared expert. Returns routing [rows, top_k]; a dense layer is run
+        whole and returns None."""
+
+    def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        """Runs one wave: these experts, whose payloads lie in these slots."""
+
+    def combine(self, layer: int) -> None:
+        """Reduces the waves' rows over k in rank order and adds the residual."""
+
+    def outputs(self) -> list[Output]:
+        """One output per row asked for (see `Model.target_pass`)."""
+
+
+class Model(Protocol):
+    """A target and its INT4 draft over one KV cache."""
+
+    num_layers: int
+    num_dense_layers: int
+    num_experts: int
+    top_k: int
+
+    def reset(self) -> None:
+        """Forgets the KV cache."""
+
+    def draft_step(self, token: int, position: int) -> DraftStep:
+        """Appends temporary KV at `position` and returns the draft's output for `position + 1`."""
+
+    def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
+        """A pass over `tokens` at `position`…; rewrites KV there. Outputs are of the last `num_outputs` rows."""
+
+    def crop(self, length: int) -> None:
+        """Keeps KV of the first `length` positions."""

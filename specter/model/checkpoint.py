@@ -1,0 +1,224 @@
+"""A strict reader of hub checkpoints (config.json and safetensors), and a small writer.
+
+Every expected tensor must be there exactly once, with its shape, and nothing else may be. Structure is
+checked from the files' headers, before anything large is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
+from specter.model.spec import ModelSpec, read_spec
+
+_FLOATS = ("F32", "F16", "BF16")
+_PARTS = ("gate_proj", "up_proj", "down_proj")
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor as the header of its file tells it."""
+
+    path: Path
+    shape: Shape
+    dtype: str
+
+
+class Checkpoint:
+    """A checked directory; tensors are read one at a time, as fp32."""
+
+    def __init__(self, directory: Path, spec: ModelSpec, entries: dict[str, _Entry]) -> None:
+        """Use `Checkpoint.open`."""
+        self.directory = directory
+        self.spec = spec
+        self._entries = entries
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Checkpoint:
+        """Checks the structure of a hub directory.
+
+        Raises:
+            SpecterError: naming the file or tensor that is missing, truncated, unexpected or of the wrong shape.
+        """
+        directory = Path(directory)
+        spec = read_spec(directory)
+        entries = _read_headers(directory)
+        _check(spec, directory.name, entries)
+        return cls(directory, spec, entries)
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor as fp32, decoded if it is int8-coded.
+
+        Raises:
+            SpecterError: it holds NaN or infinite values.
+        """
+        value = self._read(name)
+        if self._entries[name].dtype == "I8":
+            value = decode_tensor(value, self._read(name + SCALE_SUFFIX))
+        value = value.float()
+        if not bool(value.isfinite().all()):
+            raise SpecterError(
+                f"tensor {name} in {self._entries[name].path} holds NaN or infinite values",
+                "get the checkpoint anew, or write it again from finite weights",
+            )
+        return value
+
+    def experts(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Routed experts of MoE layer `layer` (dense layers not counted): gate_up [E, 2F, D], down [E, D, F], fp32."""
+        prefix = f"model.layers.{layer + self.spec.num_dense_layers}.mlp.experts"
+        if f"{prefix}.gate_up_proj" in self._entries:
+            return self.tensor(f"{prefix}.gate_up_proj"), self.tensor(f"{prefix}.down_proj")
+        experts = range(self.spec.num_experts)
+        gate, up, down = (
+            torch.stack([self.tensor(f"{prefix}.{expert}.{part}.weight") for expert in experts]) for part in _PARTS
+        )
+        return torch.cat((gate, up), dim=1), down
+
+    def digest(self) -> str:
+        """SHA-256 over the names and contents of config.json and the weight files."""
+        paths = {entry.path for entry in self._entries.values()} | {self.directory / "config.json"}
+        total = hashlib.sha256()
+        for path in sorted(paths):
+            stat = path.stat()
+            total.update(f"{path.name} {_file_digest(path, stat.st_size, stat.st_mtime_ns)}\n".encode())
+        return total.hexdigest()
+
+    def _read(self, name: str) -> Tensor:
+        with safe_open(self._entries[name].path, framework="pt") as file:
+            value: Tensor = file.get_tensor(name)
+        return value
+
+
+def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor], int8: bool = False) -> None:
+    """Writes config.json and model.safetensors; `int8` codes the tensors in the stand-ins' format."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(spec.to_config(), indent=2) + "\n")
+    metadata = {"format": FORMAT if int8 else "pt"}
+    stored = encode(tensors) if int8 else {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(stored, directory / "model.safetensors", metadata=metadata)
+
+
+def expected_shapes(spec: ModelSpec, fused: bool = False) -> dict[str, Shape]:
+    """Name and shape of every tensor of a checkpoint, routed experts one by one or `fused` by layer."""
+    hidden, inter, num_experts = spec.hidden, spec.expert_inter, spec.num_experts
+    shapes: dict[str, Shape] = {
+        "model.embed_tokens.weight": (spec.vocab, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (spec.vocab, hidden),
+    }
+    for layer in range(spec.num_layers):
+        prefix = f"model.layers.{layer}"
+        attention = f"{prefix}.self_attn"
+        shapes |= {
+            f"{prefix}.input_layernorm.weight": (hidden,),
+            f"{prefix}.post_attention_layernorm.weight": (hidden,),
+            f"{attention}.q_proj.weight": (spec.num_heads * spec.qk_dim, hidden),
+            f"{attention}.kv_a_proj_with_mqa.weight": (spec.kv_lora + spec.rope_dim, hidden),
+            f"{attention}.kv_a_layernorm.weight": (spec.kv_lora,),
+            f"{attention}.kv_b_proj.weight": (spec.num_heads * (spec.nope_dim + spec.v_dim), spec.kv_lora),
+            f"{attention}.o_proj.weight": (hidden, spec.num_heads * spec.v_dim),
+        }
+        if layer < spec.num_dense_layers:
+            shapes |= _mlp_shapes(f"{prefix}.mlp", hidden, spec.dense_inter)
+            continue
+        shapes[f"{prefix}.mlp.gate.weight"] = (num_experts, hidden)
+        shapes |= _mlp_shapes(f"{prefix}.mlp.shared_experts", hidden, spec.shared_inter)
+        if fused:
+            shapes[f"{prefix}.mlp.experts.gate_up_proj"] = (num_experts, 2 * inter, hidden)
+            shapes[f"{prefix}.mlp.experts.down_proj"] = (num_experts, hidden, inter)
+        else:
+            for expert in range(num_experts):
+                shapes |= _mlp_shapes(f"{prefix}.mlp.experts.{expert}", hidden, inter)
+    return shapes
+
+
+def _mlp_shapes(prefix: str, hidden: int, inter: int) -> dict[str, Shape]:
+    gate, up, down = (f"{prefix}.{part}.weight" for part in _PARTS)
+    return {gate: (inter, hidden), up: (inter, hidden), down: (hidden, inter)}
+
+
+def _read_headers(directory: Path) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {}
+    for path in _weight_files(directory):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    if name in entries:
+                        raise SpecterError(
+                            f"tensor {name} is in both {entries[name].path.name} and {path.name}",
+                            "remove the shard that does not belong to the checkpoint",
+                        )
+                    header = file.get_slice(name)
+                    entries[name] = _Entry(path, tuple(header.get_shape()), header.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise SpecterError(
+                f"{path} cannot be read as safetensors ({error})", "it is truncated or damaged: get the file anew"
+            ) from None
+    return entries
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        single = directory / "model.safetensors"
+        if not single.is_file():
+            raise SpecterError(
+                f"{directory} has neither model.safetensors nor model.safetensors.index.json",
+                "give a checkpoint directory in hub format with safetensors weights",
+            )
+        return [single]
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise SpecterError(f"{index} is not a safetensors index", "get the file anew") from None
+    for name in names:
+        if not (directory / name).is_file():
+            raise SpecterError(f"shard {name}, named in {index}, is missing", "get the whole checkpoint")
+    return [directory / name for name in names]
+
+
+def _check(spec: ModelSpec, name: str, entries: dict[str, _Entry]) -> None:
+    fused = any(key.endswith(".mlp.experts.gate_up_proj") for key in entries)
+    expected = expected_shapes(spec, fused)
+    remedy = "the weights must be those of config.json: get the whole checkpoint anew"
+    missing = [key for key in expected if key not in entries]
+    if missing:
+        raise SpecterError(f"{name}: tensor {missing[0]} is missing ({len(missing)} in all)", remedy)
+    scales: set[str] = set()
+    for key, shape in expected.items():
+        entry = entries[key]
+        if entry.shape != shape:
+            raise SpecterError(f"{name}: tensor {key} has shape {entry.shape}, expected {shape}", remedy)
+        if entry.dtype == "I8":
+            scale = entries.get(key + SCALE_SUFFIX)
+            if scale is None or scale.shape != shape[:-1] or scale.dtype not in _FLOATS:
+                found = "missing" if scale is None else f"{scale.dtype} {scale.shape}"
+                raise SpecterError(
+                    f"{name}: int8 tensor {key} needs a scale {key + SCALE_SUFFIX} {shape[:-1]}; it is {found}", remedy
+                )
+            scales.add(key + SCALE_SUFFIX)
+        elif entry.dtype not in _FLOATS:
+            raise SpecterError(
+                f"{name}: tensor {key} is {entry.dtype}", f"use weights in {', '.join(_FLOATS)} or {FORMAT}"
+            )
+    unexpected = sorted(entries.keys() - expected.keys() - scales)
+    if unexpected:
+        raise SpecterError(f"{name}: tensor {unexpected[0]} is unexpected ({len(unexpected)} in all)", remedy)
+
+
+@cache
+def _file_digest(path: Path, size_bytes: int, mtime_ns: int) -> str:
+    """SHA-256 of a file; size and time are there so that a changed file is read again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

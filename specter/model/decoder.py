@@ -1,0 +1,311 @@
+"""The live DeepSeek-V2-family decoder: a target on fixed tiles and its INT4 draft over one KV cache.
+
+Bit for bit the same row comes out whatever runs beside it: every product has the shape of one tile, attention
+runs over one fixed key length, every expert's rows are padded to tiles, and one reduction over k in rank order
+joins them. `specter.model.invariance` checks that this machine's BLAS keeps the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.experts.slots import SlotArena
+from specter.kernels import Product, expert_tiles, gated, product, tiled_product
+from specter.model.attention import AttentionWeights, RotaryPairs, Span, absorb, attend, make_span
+from specter.model.base import DraftStep, Output, Routing
+from specter.model.checkpoint import Checkpoint
+from specter.model.kv_cache import KVCache
+from specter.model.routing import top_k
+from specter.model.spec import ModelSpec
+from specter.quantize.int4 import Int4Experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer without its routed experts; matrices are [in, out]. S is the width of its dense or shared MLP."""
+
+    attention: AttentionWeights
+    norm: Tensor  # gain [D] before the MLP
+    gate_up: Tensor  # [D, 2S], or [D, E + 2S] in MoE layers: the router's columns first
+    down: Tensor  # [S, D]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All that target and draft share."""
+
+    embedding: Tensor  # [V, D]
+    layers: list[LayerWeights]
+    head: Tensor  # [D, V], the final norm's gain folded in
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> DecoderWeights:
+        """Reads and folds a checkpoint's weights, layer by layer; `dtype` is float32 or float64."""
+
+        def place(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype).contiguous()
+
+        head = checkpoint.tensor("lm_head.weight") * checkpoint.tensor("model.norm.weight")
+        return cls(
+            embedding=place(checkpoint.tensor("model.embed_tokens.weight")),
+            layers=[_load_layer(checkpoint, layer, place) for layer in range(checkpoint.spec.num_layers)],
+            head=place(head.t()),
+        )
+
+
+def _load_layer(checkpoint: Checkpoint, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
+    def get(name: str) -> Tensor:
+        return checkpoint.tensor(f"model.layers.{layer}.{name}.weight")
+
+    attention = absorb(
+        checkpoint.spec,
+        norm=get("input_layernorm"),
+        q=get("self_attn.q_proj"),
+        kv_a=get("self_attn.kv_a_proj_with_mqa"),
+        kv_norm=get("self_attn.kv_a_layernorm"),
+        kv_b=get("self_attn.kv_b_proj"),
+        o=get("self_attn.o_proj"),
+    )
+    is_dense = layer < checkpoint.spec.num_dense_layers
+    mlp = "mlp" if is_dense else "mlp.shared_experts"
+    router = [] if is_dense else [get("mlp.gate")]
+    return LayerWeights(
+        attention=AttentionWeights(place(attention.into), place(attention.out)),
+        norm=place(get("post_attention_layernorm")),
+        gate_up=place(torch.cat([*router, get(f"{mlp}.gate_proj"), get(f"{mlp}.up_proj")]).t()),
+        down=place(get(f"{mlp}.down_proj").t()),
+    )
+
+
+class DraftExperts:
+    """The draft's routed experts: INT4 values, dequantised once: gate_up [Lm, E, 2F, D], down [Lm, E, D, F]."""
+
+    def __init__(self, quantized: Int4Experts, dtype: torch.dtype, device: torch.device | str) -> None:
+        gate, up = quantized.gate.dequantize(dtype), quantized.up.dequantize(dtype)
+        self.gate_up = torch.cat((gate, up), dim=2).to(device)
+        self.down = quantized.down.dequantize(dtype).to(device)
+
+    def run(self, layer: int, experts: Tensor, x: Tensor) -> Tensor:
+        """Experts int64 [k] of MoE layer `layer` on one row x [1, D] -> [k, D]."""
+        gate_up = self.gate_up[layer].index_select(0, experts)
+        inner = gated(gate_up.flatten(0, 1).mv(x[0]).view(gate_up.shape[0], 1, -1))
+        return torch.bmm(inner, self.down[layer].index_select(0, experts).transpose(1, 2))[:, 0]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows that go through the layers together, whole tiles of them (R with padding, n real, k = top_k)."""
+
+    x: Tensor  # residual stream [R, D]
+    span: Span
+    normed: Tensor = field(init=False)  # [R, D], what the experts read
+    base: Tensor = field(init=False)  # residual + shared experts [R, D]
+    weights: Tensor = field(init=False)  # router weights times routed scaling [R, k, 1]
+    experts: Tensor = field(init=False)  # int64 [R, k]
+    by_expert: NDArray[np.int64] = field(init=False)  # row * k + rank of real rows, sorted by expert
+    starts: NDArray[np.int64] = field(init=False)  # where each expert's part of `by_expert` begins [E + 1]
+    expert_rows: Tensor = field(init=False)  # [R * k + 1, D]; the last row takes what padding computes
+    num_pending: int = 0  # (row, rank) pairs whose expert has not run
+
+    def group(self, routing: Routing, num_experts: int) -> None:
+        """Sorts the real rows by expert and makes room for their results."""
+        flat = routing.ravel()
+        self.by_expert = np.argsort(flat, kind="stable")
+        self.starts = np.searchsorted(flat[self.by_expert], np.arange(num_experts + 1))
+        self.expert_rows = self.x.new_zeros(self.experts.numel() + 1, self.x.shape[1])
+        self.num_pending = flat.size
+
+
+class Decoder:
+    """Implements `specter.model.base.Model` for a live DeepSeek-V2-family model.
+
+    Args:
+        arena: the slots that `run_experts` reads.
+        draft: the INT4 experts; None for a target alone.
+        tile: rows per product; a pass takes as many tiles as it needs.
+        capacity: positions of the KV cache; attention always runs over all of it.
+        mm: the matrix product under every layer.
+
+    Attributes:
+        rowwise: every row of a target pass alone, in tiles of one row (see `invariance_check`).
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        arena: SlotArena,
+        draft: Int4Experts | None,
+        tile: int = 16,
+        capacity: int = 256,
+        mm: Product = product,
+    ) -> None:
+        dtype, device = weights.embedding.dtype, weights.embedding.device
+        if dtype not in (torch.float32, torch.float64):
+            raise SpecterError(f"compute in {dtype} is not implemented", "load the weights as torch.float32")
+        if arena.codec.dtype != dtype:
+            raise SpecterError(
+                f"slots hold {arena.codec.dtype}, the decoder computes in {dtype}", f"use RawCodec({dtype}, ...)"
+            )
+        self.spec = spec
+        self.num_layers = spec.num_layers
+        self.num_dense_layers = spec.num_dense_layers
+        self.num_experts = spec.num_experts
+        self.top_k = spec.top_k
+        self.tile = tile
+        self.rowwise = False
+        self.mm = mm
+        self.arena = arena
+        self.cache = KVCache(spec, capacity, dtype, device)
+        self._weights = weights
+        self._rotary = RotaryPairs(spec, capacity, dtype, device)
+        self._draft = None if draft is None else DraftExperts(draft, dtype, device)
+
+    def reset(self) -> None:
+        self.cache.reset()
+
+    def crop(self, length: int) -> None:
+        self.cache.crop(length)
+
+    @torch.inference_mode()
+    def draft_step(self, token: int, position: int) -> DraftStep:
+        """See `Model`; the output is logits [V]."""
+        if self._draft is None:
+            raise SpecterError("this decoder has no draft", "build it with INT4 experts")
+        self.cache.extend(position, 1)
+        rows = self._embed([token], position, tile=1)
+        chosen = []
+        for layer in range(self.num_layers):
+            if self._mix(layer, rows):
+                chosen.append(rows.experts[0])
+                results = self._draft.run(layer - self.num_dense_layers, chosen[-1], rows.normed)
+                rows.x = self._reduce(rows, results[None])
+        routing = torch.stack(chosen).to(torch.int16).cpu().numpy()
+        return DraftStep(output=self._logits(rows.x, tile=1)[0], routing=routing)
+
+    def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> DecoderPass:
+        """See `Model`; outputs are logits [V].
+
+        Raises:
+            SpecterError: no tokens, or more than the KV cache holds.
+        """
+        if not 0 <= num_outputs <= len(tokens) or not tokens:
+            raise SpecterError(
+                f"a pass over {len(tokens)} tokens with {num_outputs} outputs", "ask for at least one token"
+            )
+        self.cache.extend(position, len(tokens))
+        with torch.inference_mode():
+            if not self.rowwise:
+                return DecoderPass(self, [self._embed(tokens, position, self.tile)], num_outputs)
+            rows = [self._embed([token], position + i, tile=1) for i, token in enumerate(tokens)]
+            return DecoderPass(self, rows, num_outputs)
+
+    # -- the layers, on one block of rows ---------------------------------------------------------
+
+    def _embed(self, tokens: Sequence[int], position: int, tile: int) -> _Rows:
+        span = make_span(self._rotary, self.cache, position, len(tokens), tile)
+        embedding = self._weights.embedding
+        x = embedding.new_zeros(span.turns.shape[0], self.spec.hidden)
+        torch.index_select(embedding, 0, torch.tensor(tokens, device=x.device), out=x[: len(tokens)])
+        return _Rows(x, span)
+
+    def _norm(self, x: Tensor, gain: Tensor | None = None) -> Tensor:
+        return F.rms_norm(x, (self.spec.hidden,), gain, self.spec.norm_eps)
+
+    def _mix(self, layer: int, rows: _Rows) -> bool:
+        """Attention, router and shared experts; a dense layer is run whole. Returns whether experts must follow."""
+        weights, tile = self._weights.layers[layer], rows.span.tile
+        rows.x = rows.x + attend(self.mm, weights.attention, self._norm(rows.x), rows.span, self.cache, layer)
+        rows.normed = self._norm(rows.x, weights.norm)
+        wide = tiled_product(self.mm, rows.normed, weights.gate_up, tile)
+        is_moe = layer >= self.num_dense_layers
+        first = self.num_experts if is_moe else 0
+        rows.base = rows.x + tiled_product(self.mm, gated(wide[:, first:]), weights.down, tile)
+        if is_moe:
+            router, rows.experts = top_k(wide[:, :first], self.top_k)
+            rows.weights = (router * self.spec.routed_scaling).unsqueeze(-1)
+        else:
+            rows.x = rows.base
+        return is_moe
+
+    def _run_experts(self, rows: _Rows, experts: Sequence[int], slots: Sequence[int]) -> None:
+        tile, dump = rows.span.tile, rows.expert_rows.shape[0] - 1
+        parts: list[NDArray[np.int64]] = []
+        tile_slots: list[int] = []
+        for expert, slot in zip(experts, slots, strict=True):
+            mine = rows.by_expert[rows.starts[expert] : rows.starts[expert + 1]]
+            num_tiles = -(-mine.size // tile)
+            parts += [mine, np.full(num_tiles * tile - mine.size, dump)]
+            tile_slots += [slot] * num_tiles
+            rows.num_pending -= mine.size
+        if not tile_slots:
+            return
+        target = np.concatenate(parts)
+        source = np.where(target == dump, 0, target // self.top_k)
+        x = rows.normed.index_select(0, torch.from_numpy(source).to(rows.x.device))
+        results = expert_tiles(
+            self.mm,
+            x.view(len(tile_slots), tile, -1),
+            [self.arena.gate_up_t[slot] for slot in tile_slots],
+            [self.arena.down_t[slot] for slot in tile_slots],
+        )
+        rows.expert_rows.index_copy_(0, torch.from_numpy(target).to(rows.x.device), results.flatten(0, 1))
+
+    def _reduce(self, rows: _Rows, results: Tensor) -> Tensor:
+        """The layer's output [R, D] of expert results [R, k, D]: one reduction over k, in rank order."""
+        return rows.base + (results * rows.weights).sum(1)
+
+    def _logits(self, x: Tensor, tile: int) -> Tensor:
+        return tiled_product(self.mm, self._norm(x), self._weights.head, tile)
+
+
+class DecoderPass:
+    """A target pass in progress; see `specter.model.base.TargetPass`."""
+
+    def __init__(self, decoder: Decoder, blocks: list[_Rows], num_outputs: int) -> None:
+        self._decoder = decoder
+        self._blocks = blocks
+        self._num_outputs = num_outputs
+
+    @torch.inference_mode()
+    def mix(self, layer: int) -> Routing | None:
+        parts = []
+        for rows in self._blocks:
+            if self._decoder._mix(layer, rows):
+                routing = rows.experts[: rows.span.num_rows].to(torch.int16).cpu().numpy()
+                rows.group(routing, self._decoder.num_experts)
+                parts.append(routing)
+        return np.concatenate(parts) if parts else None
+
+    @torch.inference_mode()
+    def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        for rows in self._blocks:
+            self._decoder._run_experts(rows, experts, slots)
+
+    @torch.inference_mode()
+    def combine(self, layer: int) -> None:
+        for rows in self._blocks:
+            assert rows.num_pending == 0, f"layer {layer}: {rows.num_pending} results of experts are missing"
+            rows.x = self._decoder._reduce(rows, rows.expert_rows[:-1].view(*rows.experts.shape, -1))
+
+    @torch.inference_mode()
+    def outputs(self) -> list[Output]:
+        outputs: list[Output] = []
+        for rows in reversed(self._blocks):
+            tile, num_rows = rows.span.tile, rows.span.num_rows
+            wanted = min(self._num_outputs - len(outputs), num_rows)
+            if wanted > 0:
+                first = (num_rows - wanted) // tile * tile  # tiles without a wanted row are left out
+                logits = self._decoder._logits(rows.x[first:], tile)
+                outputs = [*logits[num_rows - wanted - first : num_rows - first].unbind(0), *outputs]
+        return outputs

@@ -1,0 +1,77 @@
+"""Where a run's prompt comes from: the command line, a shipped JSONL file or a hub data set."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+from specter.config import DatasetConfig, RunConfig
+from specter.errors import SpecterError
+
+MIN_HUB_CHARS = 80  # hub sets hold headings and empty lines: too short for a prompt
+WARMUP_PATH = Path("data/prompts/warmup.txt")
+
+
+def prompt_text(config: RunConfig) -> str:
+    """The text that this run continues.
+
+    Raises:
+        SpecterError: no such input, an unreadable file, or a hub data set that cannot be had.
+    """
+    if config.prompt is not None:
+        return config.prompt
+    read = _shipped if config.dataset.source == "shipped" else _hub
+    text = read(config.dataset, config.input)
+    if not text.strip():
+        raise SpecterError(f"input {config.input} of {config.dataset.name} is empty", "choose another input")
+    return text
+
+
+def warmup_text() -> str:
+    """The text whose continuation warms the expert cache before every input."""
+    if not WARMUP_PATH.is_file():
+        raise SpecterError(f"no warm-up text at {WARMUP_PATH}", "run from the root of the repository")
+    return WARMUP_PATH.read_text()
+
+
+def shipped_texts(path: Path) -> list[str]:
+    """All texts of a JSONL file with one {"id", "text"} object per line."""
+    if not path.is_file():
+        raise SpecterError(f"no prompts at {path}", "run from the root of the repository, or correct dataset.path")
+    texts = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            texts.append(str(json.loads(line)["text"]))
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise SpecterError(f"{path}:{number} is no prompt", 'write {"id": ..., "text": ...}, one a line') from None
+    return texts
+
+
+def _shipped(dataset: DatasetConfig, index: int) -> str:
+    texts = shipped_texts(Path(dataset.path))
+    if index >= len(texts):
+        raise SpecterError(
+            f"input={index} but {dataset.name} has {len(texts)} inputs", f"use input between 0 and {len(texts) - 1}"
+        )
+    return texts[index]
+
+
+def _hub(dataset: DatasetConfig, index: int) -> str:
+    if dataset.hub_id is None or dataset.split is None or dataset.column is None:
+        raise SpecterError(f"{dataset.name} names no hub_id, split and column", "see conf/dataset/hub_gsm8k.yaml")
+    from datasets import load_dataset  # slow to import, and needed at scale `paper` alone
+
+    try:
+        rows = load_dataset(dataset.hub_id, dataset.hub_config, split=dataset.split, streaming=True)
+        texts = (str(row[dataset.column]) for row in rows)
+        long_enough = (text for text in texts if len(text) >= MIN_HUB_CHARS)
+        return next(itertools.islice(long_enough, index, None))
+    except StopIteration:
+        raise SpecterError(f"{dataset.name} has no input {index}", "use a smaller input") from None
+    except Exception as error:  # the library raises a dozen types: network, gate, missing split
+        raise SpecterError(
+            f"data set {dataset.hub_id} cannot be loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            "check the network; a gated set needs its terms accepted on the hub and `hf auth login`; "
+            "without a network use a shipped data set (dataset=gsm8k)",
+        ) from None

@@ -1,0 +1,88 @@
+"""Calibration text: a small tracked file of tokens, cut from the training split of the corpus.
+
+`python -m specter.quantize.calibration` makes data/standins/calibration.safetensors from the corpus.
+Evaluation prompts and validation text are never in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.model.spec import ModelSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+CALIBRATION = ROOT / "data" / "standins" / "calibration.safetensors"
+NUM_SEQUENCES = 256
+SEQUENCE_LENGTH = 256
+HELD_OUT_ONE_IN = 8  # sequences kept out of the Hessians, on which errors are measured
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    tokens: Tensor  # int64 [sequences, length]; the last `num_held_out` sequences are for measuring
+    num_held_out: int
+    sha256: str  # of the file
+
+
+def cut_windows(train: NDArray[np.uint16], num_sequences: int, length: int) -> NDArray[np.uint16]:
+    """`num_sequences` windows of `length` tokens, evenly spread over the training tokens [N].
+
+    Raises:
+        SpecterError: too little text for windows that do not overlap.
+    """
+    if len(train) < num_sequences * length:
+        raise SpecterError(
+            f"{len(train)} training tokens do not make {num_sequences} windows of {length}", "build the whole corpus"
+        )
+    starts = np.linspace(0, len(train) - length, num_sequences).astype(np.int64)
+    return train[starts[:, None] + np.arange(length)]
+
+
+def load_calibration(path: Path, spec: ModelSpec) -> CalibrationText:
+    """Reads calibration tokens, uint16 `tokens` [sequences, length].
+
+    Raises:
+        SpecterError: the file is missing or damaged, too short, or speaks of tokens that the model lacks.
+    """
+    remedy = "use data/standins/calibration.safetensors, or cut one by python -m specter.quantize.calibration"
+    try:
+        content = path.read_bytes()
+        tokens = load(content)["tokens"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise SpecterError(f"no calibration tokens in {path} ({error})", remedy) from None
+    if tokens.ndim != 2 or tokens.dtype != np.uint16 or len(tokens) < 2:
+        raise SpecterError(f"{path}: tokens are {tokens.dtype} {list(tokens.shape)}, not uint16 [>= 2, length]", remedy)
+    if tokens.shape[1] > spec.max_positions:
+        raise SpecterError(f"{path}: sequences of {tokens.shape[1]} exceed {spec.max_positions} positions", remedy)
+    if int(tokens.max()) >= spec.vocab:
+        raise SpecterError(
+            f"{path}: token {tokens.max()} is beyond the vocabulary of {spec.vocab} of {spec.name}",
+            "calibrate with tokens of the model's own tokenizer",
+        )
+    return CalibrationText(
+        tokens=torch.from_numpy(tokens.astype(np.int64)),
+        num_held_out=max(1, len(tokens) // HELD_OUT_ONE_IN),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def main() -> None:
+    from specter.standin.corpus import TOKENS, load_tokens
+
+    tokens = cut_windows(load_tokens(TOKENS)["train"], NUM_SEQUENCES, SEQUENCE_LENGTH)
+    save_file({"tokens": tokens}, CALIBRATION, metadata={"source": "training split of data/corpus"})
+    print(f"{CALIBRATION}: {tokens.shape[0]} sequences of {tokens.shape[1]} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""GPTQ for a batch of matrices at once (Frantar et al., arXiv 2210.17323, section 3).
+
+Columns are rounded from left to right. Rounding column j by the error e_j changes the layer's output; the
+best answer of the columns not yet rounded is  w_{>j} -= e_j / U_jj * U_{j,>j},  where H = X^T X is the
+Hessian of the output error and U the upper Cholesky factor of its inverse, H^-1 = U^T U. Within a block of
+columns the answer is applied at once; to the columns beyond, as one matrix product per block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specter.quantize.int4 import Int4Matrices
+from specter.quantize.rtn import fit_grid, nearest_codes
+
+DAMPING = 0.01  # of the mean diagonal, added to the diagonal
+BLOCK = 128
+
+
+def quantize_gptq(
+    weights: Tensor,
+    hessians: Tensor,
+    group_size: int,
+    *,
+    sym: bool = True,
+    damping: float = DAMPING,
+    block: int = BLOCK,
+) -> Int4Matrices:
+    """Quantises `weights` [..., out, in] so that the output error over the calibration inputs is small.
+
+    Args:
+        weights: any floating type; worked on in fp32.
+        hessians: sums of x x^T over each matrix' own inputs, [..., in, in]; any scale will do.
+        group_size: input channels per group, or the whole row where that is shorter.
+
+    A channel that is 0 in all inputs has nothing to answer for and is rounded to nearest.
+
+    Raises:
+        SpecterError: the group does not divide `in`, or a weight is not finite.
+    """
+    grid = fit_grid(weights, group_size, sym=sym)
+    factor = inverse_factor(hessians, damping)
+    remaining = weights.float().mT.contiguous()  # [..., in, out]: a column of the matrix is one run of memory
+    codes = torch.empty_like(remaining, dtype=torch.uint8)
+    columns = weights.shape[-1]
+    for start in range(0, columns, block):
+        end = min(start + block, columns)
+        errors = torch.empty_like(remaining[..., start:end, :])
+        for column in range(start, end):
+            scale = grid.scales[..., column // grid.group].float()
+            zero = grid.zeros[..., column // grid.group].float()
+            weight = remaining[..., column, :]
+            code = nearest_codes(weight, scale, zero)
+            codes[..., column, :] = code.to(torch.uint8)
+            error = (weight - scale * (code - zero)) / factor[..., column, column, None]
+            errors[..., column - start, :] = error
+            remaining[..., column + 1 : end, :] -= factor[..., column, column + 1 : end, None] * error[..., None, :]
+        pass
+    return Int4Matrices(codes.mT.contiguous(), grid.scales, grid.zeros, grid.group)
+
+
+def inverse_factor(hessians: Tensor, damping: float) -> Tensor:
+    """The upper Cholesky factor U of each damped inverse Hessian, H^-1 = U^T U; fp32 [..., in, in].
+
+    Computed in fp64: with few calibration tokens the Hessian alone is singular.
+    """
+    damped = hessians.double().clone()
+    diagonal = damped.diagonal(dim1=-2, dim2=-1)
+    mean = diagonal.mean(-1, keepdim=True)
+    diagonal += damping * mean.where(mean > 0, 1)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return torch.linalg.cholesky(inverse, upper=True).float()

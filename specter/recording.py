@@ -1,0 +1,214 @@
+"""Record once, replay everywhere.
+
+Losslessness means that budget, planner, system and machine change no token. So per (model, draft, prompt, K,
+sampling) one live run records tokens and routing, and every other run is the same engine over a `ReplayModel`,
+which answers with what was recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from specter.errors import SpecterError
+from specter.model.base import DraftStep, Model, Output, Routing, TargetPass
+from specter.records import Generation
+
+NO_TOKEN = -1  # the target's token behind a rejected draft: never looked at
+
+
+@dataclass(slots=True)
+class RecordedPass:
+    """One target pass and the draft steps before it."""
+
+    position: int
+    tokens: list[int]  # the pass' inputs: last committed token, then the drafts (prefill: the prompt)
+    draft_routing: NDArray[np.int16]  # [draft_len, MoE layers, top_k]
+    target_routing: NDArray[np.int16]  # [MoE layers, rows, top_k]
+    new_tokens: list[int]  # what the pass committed
+
+
+@dataclass(slots=True)
+class Recording:
+    """One live run: prefill first, then one pass per round."""
+
+    passes: list[RecordedPass]
+    meta: dict[str, str]  # what it was made of: model and draft digests, sampling, K, data set, input, threads
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.passes[0].tokens
+
+    @property
+    def tokens(self) -> list[int]:
+        """All generated tokens, prefill's first included."""
+        return [token for one in self.passes for token in one.new_tokens]
+
+    def save(self, path: Path) -> None:
+        """Writes a safetensors file whole or not at all."""
+        arrays: dict[str, NDArray[np.generic]] = {}
+        for index, one in enumerate(self.passes):
+            arrays[f"{index}.tokens"] = np.array(one.tokens, np.int32)
+            arrays[f"{index}.new_tokens"] = np.array(one.new_tokens, np.int32)
+            arrays[f"{index}.draft_routing"] = one.draft_routing
+            arrays[f"{index}.target_routing"] = one.target_routing
+        positions = json.dumps([one.position for one in self.passes])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        save_file(arrays, part, metadata={**self.meta, "positions": positions})
+        part.rename(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Reads what `save` wrote. Raises SpecterError naming the file if it is not one."""
+        try:
+            with safe_open(path, framework="np") as file:
+                meta = dict(file.metadata() or {})
+            arrays = load_file(path)
+            positions = json.loads(meta.pop("positions"))
+            passes = [
+                RecordedPass(
+                    position,
+                    arrays[f"{index}.tokens"].tolist(),
+                    arrays[f"{index}.draft_routing"],
+                    arrays[f"{index}.target_routing"],
+                    arrays[f"{index}.new_tokens"].tolist(),
+                )
+                for index, position in enumerate(positions)
+            ]
+        except (SafetensorError, KeyError, OSError, ValueError) as error:
+            raise SpecterError(
+                f"{path} is not a recording: {error}", "delete it: it will be made anew"
+            ) from None
+        return cls(passes, meta)
+
+
+class RecordingModel:
+    """A live model that remembers what it answered. Wraps any `Model`; see `finish`."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.num_layers, self.num_dense_layers = model.num_layers, model.num_dense_layers
+        self.num_experts, self.top_k = model.num_experts, model.top_k
+        self.reset()
+
+    def reset(self) -> None:
+        self._model.reset()
+        self._passes: list[RecordedPass] = []
+        self._draft_routing: list[NDArray[np.int16]] = []
+
+    def draft_step(self, token: int, position: int) -> DraftStep:
+        step = self._model.draft_step(token, position)
+        self._draft_routing.append(step.routing)
+        return step
+
+    def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
+        num_moe_layers = self.num_layers - self.num_dense_layers
+        shape = (0, num_moe_layers, self.top_k)
+        drafts = np.stack(self._draft_routing) if self._draft_routing else np.empty(shape, np.int16)
+        routing = np.empty((num_moe_layers, len(tokens), self.top_k), np.int16)
+        self._draft_routing = []
+        self._passes.append(RecordedPass(position, list(tokens), drafts, routing, []))
+        return _RecordingPass(self._model.target_pass(tokens, position, num_outputs), routing, self.num_dense_layers)
+
+    def crop(self, length: int) -> None:
+        self._model.crop(length)
+
+    def finish(self, generation: Generation, meta: dict[str, str]) -> Recording:
+        """The recording of the generation that this model has just served."""
+        ends = np.cumsum([1, *(record.new_len for record in generation.rounds)]).tolist()
+        for one, start, end in zip(self._passes, [0, *ends], ends, strict=False):
+            one.new_tokens = generation.tokens[start:end]
+        return Recording(self._passes, meta)
+
+
+class _RecordingPass:
+    def __init__(self, inner: TargetPass, routing: NDArray[np.int16], num_dense_layers: int) -> None:
+        self._inner, self._routing, self._num_dense_layers = inner, routing, num_dense_layers
+        self.run_experts, self.combine, self.outputs = inner.run_experts, inner.combine, inner.outputs
+
+    def mix(self, layer: int) -> Routing | None:
+        routing = self._inner.mix(layer)
+        if routing is not None:
+            self._routing[layer - self._num_dense_layers] = routing
+        return routing
+
+
+class ReplayModel:
+    """A `Model` that answers from recordings; its outputs are tokens, to be read by `TokenSampler`.
+
+    The prompt of a prefill (a pass at position 0) chooses the recording.
+
+    Raises:
+        SpecterError: the engine asks for something that was not recorded.
+    """
+
+    def __init__(self, recordings: Sequence[Recording], num_dense_layers: int, num_experts: int) -> None:
+        num_moe_layers, _, self.top_k = recordings[0].passes[0].target_routing.shape
+        self.num_layers, self.num_dense_layers = num_dense_layers + num_moe_layers, num_dense_layers
+        self.num_experts = num_experts
+        self._by_prompt = {tuple(recording.prompt): recording.passes for recording in recordings}
+        self.reset()
+
+    def reset(self) -> None:
+        self._passes: list[RecordedPass] = []
+        self._next = 0  # the pass that comes next
+        self._num_drafted = 0
+
+    def draft_step(self, token: int, position: int) -> DraftStep:
+        one = self._pass()
+        index = self._num_drafted
+        drafts = one.tokens[1:]
+        if index >= len(drafts) or token != one.tokens[index] or position != one.position + index:
+            self._refuse(f"draft step {index} from token {token} at position {position}")
+        self._num_drafted += 1
+        return DraftStep(drafts[index], one.draft_routing[index])
+
+    def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
+        if position == 0:
+            self._passes, self._next = self._by_prompt.get(tuple(tokens), []), 0
+        one = self._pass()
+        if list(tokens) != one.tokens or position != one.position:
+            self._refuse(f"a pass over {len(tokens)} tokens at position {position}")
+        self._next += 1
+        self._num_drafted = 0
+        outputs = [*one.new_tokens, *[NO_TOKEN] * (num_outputs - len(one.new_tokens))]
+        return _ReplayPass(one.target_routing, outputs, self.num_dense_layers)
+
+    def crop(self, length: int) -> None:
+        pass
+
+    def _pass(self) -> RecordedPass:
+        if self._next >= len(self._passes):
+            self._refuse(f"pass {self._next} of {len(self._passes)}")
+        return self._passes[self._next]
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise SpecterError(f"not recorded: {what}", "record the run with this prompt, K and sampling first")
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplayPass:
+    routing: NDArray[np.int16]
+    tokens: list[int]
+    num_dense_layers: int
+
+    def mix(self, layer: int) -> Routing | None:
+        return None if layer < self.num_dense_layers else self.routing[layer - self.num_dense_layers]
+
+    def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        pass
+
+    def combine(self, layer: int) -> None:
+        pass
+
+    def outputs(self) -> list[Output]:
+        return list(self.tokens)

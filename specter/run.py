@@ -1,0 +1,156 @@
+"""One run from the command line: `python -m specter.run system=specter dataset=gsm8k budget=high k=16`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import hydra
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from specter.build import check_paths
+from specter.config import RunConfig, from_values, to_yaml
+from specter.errors import SpecterError
+from specter.live import LiveModel
+from specter.progress import make_progress
+from specter.prompts import prompt_text, warmup_text
+from specter.session import OnCommit, RunResult
+from specter.timeline.trace import write_chrome_trace
+
+
+def run_id(config: RunConfig) -> str:
+    """Directory name of a run: what distinguishes it among the runs of one model."""
+    depth = f"-k{config.k}" if config.system.speculative else ""
+    source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
+    budget = config.budget.tier
+    if config.budget.experts_per_layer is not None:
+        budget = f"{config.budget.experts_per_layer:g}experts"
+    elif config.budget.num_bytes is not None:
+        budget = f"{config.budget.num_bytes}bytes"
+    return f"{config.system.name}-{source}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
+
+
+def environment(config: RunConfig, notes: dict[str, str]) -> dict[str, str]:
+    """What the run ran on. No times of day, so that the same run leaves the same files."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "commit": commit or "unknown",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": str(config.threads),
+        **notes,
+    }
+
+
+def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict[str, str]) -> None:
+    """Writes config.yaml, env.json, rounds.jsonl, metrics.json (and trace.json); metrics.json last, whole."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rounds = (json.dumps(dataclasses.asdict(record)) for record in result.generation.rounds)
+    (directory / "config.yaml").write_text(to_yaml(config))
+    (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
+    (directory / "rounds.jsonl").write_text("".join(line + "\n" for line in rounds))
+    if result.trace is not None:
+        write_chrome_trace(directory / "trace.json", result.trace, {"run": run_id(config)})
+    part = directory / "metrics.json.part"
+    part.write_text(json.dumps(result.metrics, indent=1) + "\n")
+    part.rename(directory / "metrics.json")
+
+
+def check_writable(directory: Path) -> None:
+    """Raises SpecterError, before any work, if results cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise SpecterError(
+            f"results={directory} cannot be written: {error.strerror}", "set results=... to a directory that can"
+        ) from None
+
+
+def encode(tokenizer: Tokenizer, text: str, config: RunConfig) -> list[int]:
+    """Token ids of a prompt, cut to its first `prompt_tokens`."""
+    ids: list[int] = tokenizer.encode(text).ids
+    if not ids:
+        raise SpecterError("the prompt has no tokens", "give a text, or another data set input")
+    return ids[: config.prompt_tokens] if config.prompt_tokens else ids
+
+
+def summary(config: RunConfig, result: RunResult) -> Table:
+    """The numbers of a run, for a person."""
+    metrics = result.metrics
+
+    def number(key: str, unit: str = "", digits: int = 2) -> str:
+        value = metrics.get(key)
+        return "–" if value is None else f"{value:.{digits}f}{unit}"
+
+    machine = f"{metrics['clock']} clock, {config.hardware.name}, {config.model.checkpoint_kind} checkpoint"
+    table = Table(title=f"{run_id(config)}\n{machine}", show_header=False, title_justify="left")
+    table.add_row("TPOT", number("tpot_ms", " ms"), "after the first round", number("tpot_after_first_round_ms", " ms"))
+    table.add_row("TTFT", number("ttft_ms", " ms"), "end to end", number("end_to_end_ms", " ms"))
+    table.add_row("x floor_trace", number("over_floor_trace"), "x floor_ideal", number("over_floor_ideal"))
+    table.add_row("acceptance", number("acceptance", digits=4), "accepted a round", number("mean_accepted_len"))
+    hits = f"{metrics.get('num_hits')} / {metrics.get('num_late_hits')} / {metrics.get('num_misses')}"
+    table.add_row("hits / late / misses", hits, "experts a layer, distinct", number("union_mean"))
+    table.add_row("link bytes", f"{metrics.get('link_bytes', 0) / 1e9:.2f} GB", "link busy", number("link_busy_frac"))
+    table.add_row("stall", number("stall_ms", " ms"), "distinct 4-grams", number("distinct_4grams"))
+    total, capacity = metrics["device_total_bytes"] / 1e9, config.hardware.device_memory_bytes / 1e9
+    table.add_row("device memory", f"{total:.1f} of {capacity:.1f} GB", "slots", str(metrics["num_slots"]))
+    if metrics["fits_without_offloading"]:
+        table.add_row("note", "this model fits this device without offloading", "", "")
+    agrees = {True: "equal, bit for bit", False: "DIFFERENT", None: "not comparable (rejection sampling)"}
+    table.add_row("against plain decoding", agrees[metrics["agrees_with_plain"]], "", "")
+    return table
+
+
+def run(config: RunConfig, console: Console) -> None:
+    """Runs one configuration live, writes its directory, prints text and summary."""
+    directory = Path(config.results) / run_id(config)
+    check_paths(config)
+    check_writable(directory)
+    tokenizer = Tokenizer.from_file(config.model.tokenizer)
+    prompt = encode(tokenizer, prompt_text(config), config)
+    warmup = encode(tokenizer, warmup_text(), config)
+    with make_progress(console) as progress:
+        live = LiveModel.load(config, progress)
+        # Warm-up, the run itself, and plain decoding to compare with.
+        num_tokens = config.warmup_tokens + config.max_new_tokens * (2 if config.sampling.kind != "rejection" else 1)
+        task = progress.add_task("tokens", total=num_tokens)
+        count: OnCommit = lambda tokens: progress.advance(task, len(tokens))  # noqa: E731
+        result = live.run(config, prompt, warmup, count)
+        result.metrics["agrees_with_plain"] = live.agrees_with_plain(config, result, count)
+    write_run(directory, config, result, live.notes)
+    console.print(tokenizer.decode([*prompt, *result.generation.tokens]), markup=False, highlight=False)
+    console.print(summary(config, result))
+    console.print(f"written to {directory}")
+    if result.metrics["agrees_with_plain"] is False:
+        raise SpecterError("the output differs from plain decoding", "report this: it is a fault of the runtime")
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+def main(values: DictConfig) -> None:
+    console = Console(stderr=False, width=None if sys.stdout.isatty() else 110)
+    try:
+        config = from_values(values)
+        torch.set_num_threads(config.threads)
+        run(config, console)
+    except SpecterError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HYDRA_FULL_ERROR", "0")
+    main()

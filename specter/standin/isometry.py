@@ -1,0 +1,83 @@
+"""How one axis of a narrow model is spread over the wide one, and read back.
+
+S [wide, narrow] has orthogonal columns of squared length wide / narrow, so a spread vector S x has the root mean
+square of x and RMSNorm sees no difference, epsilon included. A matrix that reads S x is W S^T, which yields
+wide / narrow times W x; whoever uses it divides (here the norm's gain does, which keeps the weights' INT4 scales).
+
+Tiled: row j of S picks dimension j % narrow. All copies of a weight round alike, so an inflated INT4 draft errs
+exactly as the narrow one does. Random: an orthonormal basis times sqrt(wide / narrow); it averages rounding away.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Layout = Literal["tiled", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class Isometry:
+    """S [wide, narrow]; without a matrix it is the tiled one."""
+
+    narrow: int
+    wide: int
+    matrix: Tensor | None = None
+
+    @classmethod
+    def random(cls, narrow: int, wide: int, generator: torch.Generator, device: torch.device | str) -> Isometry:
+        """The random isometry, drawn on the CPU, so that a seed means the same on every device."""
+        gaussian = torch.randn(wide, narrow, generator=generator, dtype=torch.float64)
+        basis = torch.linalg.qr(gaussian).Q * math.sqrt(wide / narrow)
+        return cls(narrow, wide, basis.to(device, torch.float32))
+
+    @property
+    def shrink(self) -> float:
+        """narrow / wide: what undoes the length that a spread vector gained."""
+        return self.narrow / self.wide
+
+    def rows(self, x: Tensor) -> Tensor:
+        """S x: [..., narrow, m] -> [..., wide, m]."""
+        if self.matrix is None:
+            return x.repeat(*[1] * (x.dim() - 2), self.wide // self.narrow, 1)
+        return self.matrix @ x
+
+    def columns(self, x: Tensor) -> Tensor:
+        """x S^T: [..., m, narrow] -> [..., m, wide]."""
+        if self.matrix is None:
+            return x.repeat(*[1] * (x.dim() - 1), self.wide // self.narrow)
+        return x @ self.matrix.T
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronCopies:
+    """A gated MLP's neurons repeated; the copies' outputs are weighted so that they add up to the neuron's.
+
+    Tiled: all weights are powers of two, 1 / p and 2 / p with p the power of two from the number of copies on, so
+    scaling by them is exact in every float format (44 copies: 24 of 1/64 and 20 of 1/32). A power-of-two share of
+    them goes to `up`, so that neither matrix's fp16 INT4 scales become subnormal. Random: as the name says.
+    """
+
+    up: float  # factor of the up rows
+    down: tuple[float, ...]  # factor of the down columns, per copy; up * sum(down) = 1
+
+    @classmethod
+    def build(cls, narrow: int, wide: int, generator: torch.Generator | None) -> NeuronCopies:
+        """`generator` None: tiled."""
+        num_copies = wide // narrow
+        if generator is not None:
+            drawn = torch.rand(num_copies, generator=generator, dtype=torch.float64) + 0.5
+            return cls(1.0, tuple((drawn / drawn.sum()).tolist()))
+        exponent = math.ceil(math.log2(num_copies))
+        up = 2.0 ** -(exponent // 2)
+        small = 2.0**-exponent / up
+        num_large = 2**exponent - num_copies
+        return cls(up, (small,) * (num_copies - num_large) + (2 * small,) * num_large)
+
+    def column_factors(self, narrow: int) -> Tensor:
+        """Factors of the down matrix's columns, fp32 [wide]: copy by copy, `narrow` columns each."""
+        return torch.tensor(self.down, dtype=torch.float32).repeat_interleave(narrow)

@@ -1,0 +1,129 @@
+"""The virtual clock: runs the numerics at once and charges their time by a roofline (docs/decisions/0001).
+
+Three clocks in whole nanoseconds: the host, the compute lane and the link lane. Work on a lane starts at the
+latest of: the host has issued it, the lane is free, everything in `after` has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from specter.timeline.base import Clock, Event, LaneTotals, T, Work
+from specter.timeline.hardware import Hardware
+from specter.timeline.trace import TraceOp
+
+
+class VirtualEvent(NamedTuple):
+    """The end of one piece of work on the virtual clock."""
+
+    end_ns: int
+    is_copy: bool
+
+
+class VirtualTimeline:
+    """A `Timeline` that charges instead of measuring; the same calls give the same nanoseconds.
+
+    Args:
+        hardware: the machine charged for.
+        trace: keep every operation in `ops`, for `trace.write_chrome_trace`.
+    """
+
+    clock: Clock = "virtual"
+
+    def __init__(self, hardware: Hardware, trace: bool = False) -> None:
+        self.hardware = hardware
+        self.ops: list[TraceOp] | None = [] if trace else None
+        self._host_ns = 0
+        self._compute_free_ns = 0
+        self._link_free_ns = 0
+        self._compute_busy_ns = 0
+        self._link_busy_ns = 0
+        self._stall_ns = 0
+        self._copied_bytes = 0
+        self._num_copies = 0
+
+    def now_ns(self) -> int:
+        return self._host_ns
+
+    def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, VirtualEvent]:
+        """Charges `work` behind `after` and runs `run` now.
+
+        Stall is the part of the wait before the start that copies alone cause: start minus the latest of
+        host, lane and `after` events that are not copies.
+        """
+        issued = self._host_ns
+        self._host_ns = host = issued + work.launches * self.hardware.launch_ns
+        ready = self._compute_free_ns
+        if host > ready:
+            ready = host
+        arrived = 0
+        for event in after:
+            assert isinstance(event, VirtualEvent)
+            end, is_copy = event
+            if is_copy:
+                if end > arrived:
+                    arrived = end
+            elif end > ready:
+                ready = end
+        stall = arrived - ready if arrived > ready else 0
+        start = ready + stall
+        duration = self.hardware.compute_ns(work)
+        end = start + duration
+        self._compute_free_ns = end
+        self._compute_busy_ns += duration
+        self._stall_ns += stall
+        if self.ops is not None:
+            self.ops.append(TraceOp("host", f"launch {work.name}", issued, host))
+            self.ops.append(TraceOp("compute", work.name, start, end, work.hbm_bytes, work.flops, stall))
+        return run(), VirtualEvent(end, False)
+
+    def copy(
+        self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = ""
+    ) -> VirtualEvent:
+        """Charges one host-to-device copy behind `after` and runs `run` now."""
+        issued = self._host_ns
+        self._host_ns = start = issued + self.hardware.launch_ns
+        if self._link_free_ns > start:
+            start = self._link_free_ns
+        for event in after:
+            assert isinstance(event, VirtualEvent)
+            if event.end_ns > start:
+                start = event.end_ns
+        duration = self.hardware.copy_ns(num_bytes)
+        end = start + duration
+        self._link_free_ns = end
+        self._link_busy_ns += duration
+        self._copied_bytes += num_bytes
+        self._num_copies += 1
+        if self.ops is not None:
+            self.ops.append(TraceOp("host", f"launch {label or 'copy'}", issued, self._host_ns))
+            self.ops.append(TraceOp("link", label or "copy", start, end, num_bytes))
+        run()
+        return VirtualEvent(end, True)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, VirtualEvent)
+        issued = self._host_ns
+        self._host_ns = max(issued, event.end_ns) + self.hardware.sync_ns
+        if self.ops is not None:
+            self.ops.append(TraceOp("host", "wait", issued, self._host_ns))
+
+    def is_done(self, event: Event) -> bool:
+        assert isinstance(event, VirtualEvent)
+        return event.end_ns <= self._host_ns
+
+    def elapsed_ns(self, start: Event, end: Event) -> int:
+        """As in `Timeline`; fails, as on a device, if either has not happened yet at the host's time."""
+        assert isinstance(start, VirtualEvent) and isinstance(end, VirtualEvent)
+        if max(start.end_ns, end.end_ns) > self._host_ns:
+            raise RuntimeError("elapsed_ns of an event that the host has not waited for")
+        return end.end_ns - start.end_ns
+
+    def drain(self) -> None:
+        self._host_ns = max(self._host_ns, self._compute_free_ns, self._link_free_ns)
+
+    def totals(self) -> LaneTotals:
+        return LaneTotals(
+            self._compute_busy_ns, self._link_busy_ns, self._stall_ns, self._copied_bytes, self._num_copies
+        )

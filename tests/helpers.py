@@ -1,0 +1,140 @@
+"""Small random models, and the plainest driver of a target pass. For tests only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specter.experts.slots import SlotArena
+from specter.experts.store import ExpertStore, RawCodec
+from specter.kernels import Product, product
+from specter.model.base import Model, Output, Routing
+from specter.model.checkpoint import Checkpoint, expected_shapes, write_checkpoint
+from specter.model.decoder import Decoder, DecoderWeights
+from specter.model.spec import ExpertId, ModelSpec, RopeSpec
+from specter.quantize.int4 import Int4Experts, Int4Matrices
+
+TINY = ModelSpec(
+    name="tiny",
+    vocab=97,
+    hidden=48,
+    num_layers=4,
+    num_dense_layers=1,
+    dense_inter=48,
+    expert_inter=16,
+    num_experts=8,
+    top_k=3,
+    shared_inter=32,
+    num_heads=3,
+    nope_dim=8,
+    rope_dim=8,
+    v_dim=8,
+    kv_lora=16,
+    routed_scaling=1.5,
+    max_positions=512,
+    rope=RopeSpec(factor=4.0, mscale=0.707, mscale_all_dim=0.707, original_max_positions=128),
+)
+
+
+def random_tensors(spec: ModelSpec, seed: int, fused: bool = False) -> dict[str, Tensor]:
+    """A random checkpoint with lively activations: matrices ~ N(0, 1 / fan_in), gains around 1."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in expected_shapes(spec, fused).items():
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) == 1:
+            tensors[name] = 1 + 0.1 * noise
+        else:
+            tensors[name] = noise * (1.0 if "embed" in name else shape[-1] ** -0.5)
+    return tensors
+
+
+def write_random(directory: Path, spec: ModelSpec = TINY, seed: int = 0) -> None:
+    write_checkpoint(directory, spec, random_tensors(spec, seed))
+
+
+def round_to_nearest(weights: Tensor) -> Int4Matrices:
+    """Symmetric INT4, one group per row; weights [..., out, in]."""
+    scales = (weights.abs().amax(-1, keepdim=True) / 7).half()
+    codes = (weights / scales.float()).round().clamp(-8, 7) + 8
+    return Int4Matrices(codes.to(torch.uint8), scales, torch.full_like(scales, 8, dtype=torch.uint8), weights.shape[-1])
+
+
+def quantize(spec: ModelSpec, store: ExpertStore) -> Int4Experts:
+    layers = [store.layer(layer) for layer in range(spec.num_moe_layers)]
+    gate, up = torch.stack([gate_up for gate_up, _ in layers]).float().chunk(2, dim=2)
+    down = torch.stack([down for _, down in layers]).float()
+    return Int4Experts(round_to_nearest(gate), round_to_nearest(up), round_to_nearest(down), "rtn", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A decoder with its store, and a slot for every expert or fewer."""
+
+    decoder: Decoder
+    store: ExpertStore
+
+
+def open_live(
+    directory: Path, num_slots: int | None = None, tile: int = 16, capacity: int = 256, mm: Product = product
+) -> Live:
+    """Builds decoder and draft from a checkpoint directory; by default every expert has a slot."""
+    checkpoint = Checkpoint.open(directory)
+    spec = checkpoint.spec
+    codec = RawCodec(torch.float32, spec.expert_inter, spec.hidden)
+    store = ExpertStore(codec, (checkpoint.experts(layer) for layer in range(spec.num_moe_layers)))
+    num_all = spec.num_moe_layers * spec.num_experts
+    arena = SlotArena(num_all if num_slots is None else num_slots, codec)
+    weights = DecoderWeights.load(checkpoint)
+    return Live(Decoder(spec, weights, arena, quantize(spec, store), tile=tile, capacity=capacity, mm=mm), store)
+
+
+def random_live(
+    directory: Path, spec: ModelSpec = TINY, seed: int = 0, num_slots: int | None = None, **settings: int
+) -> Live:
+    """A random model, written to and read back from `directory`."""
+    write_random(directory, spec, seed)
+    return open_live(directory, num_slots, **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    outputs: list[Output]
+    routing: list[Routing]  # per MoE layer [rows, top_k]
+
+
+def run_pass(
+    decoder: Model,
+    store: ExpertStore,
+    tokens: Sequence[int],
+    position: int,
+    num_outputs: int | None = None,
+    wave: int = 64,
+    reverse: bool = False,
+) -> PassResult:
+    """One target pass; every wave of `wave` experts is loaded into slots just before it runs."""
+    target = decoder.target_pass(tokens, position, len(tokens) if num_outputs is None else num_outputs)
+    arena: SlotArena = decoder.arena  # type: ignore[attr-defined]
+    all_routing = []
+    for layer in range(decoder.num_layers):
+        routing = target.mix(layer)
+        if routing is None:
+            continue
+        all_routing.append(routing)
+        experts = sorted(np.unique(routing).tolist(), reverse=reverse)
+        size = min(wave, arena.num_slots)
+        for begin in range(0, len(experts), size):
+            chunk = experts[begin : begin + size]
+            slots = list(range(len(chunk)))
+            if reverse:
+                slots = [arena.num_slots - 1 - slot for slot in slots]
+            for expert, slot in zip(chunk, slots, strict=True):
+                arena.write(slot, store.payload(ExpertId(layer - decoder.num_dense_layers, expert)))
+            target.run_experts(layer, chunk, slots)
+        target.combine(layer)
+    return PassResult(target.outputs(), all_routing)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec
+
+
+@pytest.fixture(scope="session")
+def spec() -> ModelSpec:
+    """Three MoE layers of four experts."""
+    return dataclasses.replace(
+        DEEPSEEK_V2_LITE_NARROW,
+        name="tiny",
+        vocab=64,
+        hidden=32,
+        num_layers=4,
+        expert_inter=16,
+        shared_inter=32,
+        dense_inter=48,
+        num_experts=4,
+        top_k=2,
+        num_heads=2,
+        nope_dim=8,
+        rope_dim=8,
+        v_dim=8,
+        kv_lora=16,
+    )

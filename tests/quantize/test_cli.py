@@ -1,0 +1,127 @@
+"""`python -m specter.quantize` from checkpoint to directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from specter.model.checkpoint import Checkpoint, write_checkpoint
+from specter.model.spec import ModelSpec
+from specter.quantize.cli import REPORT_FILE, main
+from specter.quantize.gptq_format import read_directory
+from specter.quantize.rtn import quantize_rtn
+from specter.standin.checkpoint import to_hub
+from specter.standin.network import init_weights
+
+
+@pytest.fixture(scope="module")
+def checkpoint(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(directory, spec, to_hub(init_weights(spec, seed=0), spec), int8=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def calibration(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calibration") / "calibration.safetensors"
+    tokens = np.random.default_rng(0).integers(0, spec.vocab, (24, 40)).astype(np.uint16)
+    save_file({"tokens": tokens}, path)
+    return path
+
+
+@pytest.mark.parametrize("method", ["gptq", "rtn"])
+def test_quantizes_a_checkpoint(
+    spec: ModelSpec, checkpoint: Path, calibration: Path, tmp_path: Path, method: str
+) -> None:
+    out = tmp_path / "deep" / method
+    assert main([f"checkpoint={checkpoint}", f"out={out}", f"method={method}", f"calibration={calibration}"]) == 0
+    experts = read_directory(out, spec)
+    gate_up, down = Checkpoint.open(checkpoint).experts(1)
+    nearest = quantize_rtn(down, 128)
+    assert torch.equal(experts.down.scales[1], nearest.scales)
+    assert torch.equal(experts.down.codes[1], nearest.codes) == (method == "rtn")
+    step = experts.gate.scales[1].float()
+    assert ((experts.gate.dequantize()[1] - gate_up[:, : spec.expert_inter]).abs() <= 4 * step).all()
+
+    report = json.loads((out / REPORT_FILE).read_text())
+    assert report["method"] == experts.method == method
+    assert report["num_experts"] == spec.num_moe_layers * spec.num_experts
+    assert report["num_fallback"] == experts.num_fallback
+    assert set(report["relative_output_error"]) == {method, "rtn"}
+    assert all(len(e["per_layer"]) == spec.num_moe_layers for e in report["relative_output_error"].values())
+    assert report["calibration"]["num_tokens"] == 960 and report["calibration"]["num_held_out_tokens"] == 120
+    spread = report["tokens_per_expert"]
+    assert 0 <= spread["min"] <= spread["median"] <= spread["max"] <= 840
+    assert report["checkpoint"]["sha256"] == Checkpoint.open(checkpoint).digest()
+    assert [path.name for path in out.parent.iterdir()] == [method]  # no partial directory is left
+
+
+def test_few_tokens_are_reported_as_fallbacks(
+    spec: ModelSpec, checkpoint: Path, calibration: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = [f"checkpoint={checkpoint}", f"out={out}", f"calibration={calibration}", "min_tokens=841"]
+    assert main(arguments) == 0
+    assert read_directory(out, spec).num_fallback == spec.num_moe_layers * spec.num_experts
+
+
+@pytest.mark.parametrize(
+    ("argument", "fault"),
+    [
+        ("methud=gptq", "methud"),
+        ("gptq", "'gptq'"),
+        ("method=awq", "method=awq"),
+        ("group=many", "group=many"),
+        ("group=12", "groups of 12 do not divide rows of 32"),
+        ("group=0", "group size 0"),
+        ("min_tokens=-1", "min_tokens"),
+        ("checkpoint=/nowhere", "/nowhere"),
+        ("calibration=/nowhere", "/nowhere"),
+        ("device=abacus", "device=abacus"),
+        ("out=/proc/out", "/proc/out"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    checkpoint: Path,
+    calibration: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    argument: str,
+    fault: str,
+) -> None:
+    arguments = [f"checkpoint={checkpoint}", f"out={tmp_path / 'out'}", f"calibration={calibration}", argument]
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert fault in message and "->" in message and "Traceback" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("absent", ["checkpoint", "out"])
+def test_both_directories_must_be_given(capsys: pytest.CaptureFixture[str], absent: str) -> None:
+    assert main([f"{key}=somewhere" for key in ("checkpoint", "out") if key != absent]) == 2
+    assert f"{absent} is not given" in capsys.readouterr().err
+
+
+def test_a_directory_in_use_is_left_alone(
+    checkpoint: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main([f"checkpoint={checkpoint}", f"out={tmp_path}", f"calibration={calibration}"]) == 2
+    assert str(tmp_path) in capsys.readouterr().err.replace("\n", "")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_what_a_killed_run_left_is_replaced(
+    spec: ModelSpec, checkpoint: Path, calibration: Path, tmp_path: Path
+) -> None:
+    partial = tmp_path / ".out.partial"
+    partial.mkdir()
+    (partial / "model.safetensors").write_text("half a file")
+    assert main([f"checkpoint={checkpoint}", f"out={tmp_path / 'out'}", f"calibration={calibration}"]) == 0
+    assert not partial.exists()
+    read_directory(tmp_path / "out", spec)

@@ -1,0 +1,171 @@
+"""Calibration: what the target feeds its experts, and a layer quantised from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.model.checkpoint import Checkpoint, write_checkpoint
+from specter.model.spec import ModelSpec
+from specter.quantize import activations
+from specter.quantize.activations import walk_moe_layers
+from specter.quantize.calibration import cut_windows, load_calibration
+from specter.quantize.gptq import quantize_gptq
+from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error, quantize_layer
+from specter.quantize.rtn import quantize_rtn
+from specter.standin.checkpoint import to_hub
+from specter.standin.network import Network, experts_dense, init_weights
+
+E, D, F = 4, 32, 16
+
+
+def layer_experts(seed: int = 0) -> LayerExperts:
+    generator = torch.Generator().manual_seed(seed)
+    gate, up, down = (torch.randn(E, *shape, generator=generator) * 0.1 for shape in ((F, D), (F, D), (D, F)))
+    return LayerExperts(gate, up, down)
+
+
+def layer_inputs(num_tokens: int, seed: int = 0, experts: int = E) -> LayerInputs:
+    """Correlated inputs, each for two different ones of the first `experts`."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.randn(D, D, generator=torch.Generator().manual_seed(99)) / torch.arange(1, D + 1)[:, None]
+    hidden = torch.randn(num_tokens, D, generator=generator) @ basis
+    scores = torch.rand(num_tokens, experts, generator=generator)
+    return LayerInputs(hidden, scores.topk(2).indices)
+
+
+def test_visits_are_the_rows_of_each_expert() -> None:
+    inputs = layer_inputs(50, experts=3)
+    visits = inputs.visits(E)
+    for expert in range(E):
+        assert visits[expert].tolist() == [i for i in range(50) if expert in inputs.routing[i].tolist()]
+    assert len(visits[3]) == 0
+
+
+def test_hessians_belong_to_their_expert() -> None:
+    experts, inputs = layer_experts(), layer_inputs(60)
+    hessians = collect_hessians(experts, inputs)
+    for expert in range(E):
+        rows = torch.stack([x for x, ids in zip(inputs.hidden, inputs.routing, strict=True) if expert in ids])
+        inner = torch.nn.functional.silu(rows @ experts.gate[expert].T) * (rows @ experts.up[expert].T)
+        assert hessians.tokens[expert] == len(rows)
+        torch.testing.assert_close(hessians.hidden[expert], rows.T @ rows)
+        torch.testing.assert_close(hessians.inner[expert], inner.T @ inner)
+
+
+def test_a_layer_is_its_matrices_quantised_one_by_one() -> None:
+    experts, inputs = layer_experts(), layer_inputs(400)
+    layer = quantize_layer(experts, inputs, "gptq", 16, min_tokens=D)
+    hessians = collect_hessians(experts, inputs)
+    for matrices, weights, sums in (
+        (layer.gate, experts.gate, hessians.hidden),
+        (layer.up, experts.up, hessians.hidden),
+        (layer.down, experts.down, hessians.inner),
+    ):
+        for expert in range(E):
+            single = quantize_gptq(weights[expert], sums[expert], 16)
+            assert (matrices.codes[expert] != single.codes).float().mean() < 0.005
+            assert torch.equal(matrices.scales[expert], single.scales)
+
+
+def test_gptq_experts_are_closer_than_rounded_ones() -> None:
+    experts, seen, held_out = layer_experts(), layer_inputs(800, seed=1), layer_inputs(400, seed=2)
+    errors = {
+        method: output_error(experts, quantize_layer(experts, seen, method, 128, D).dequantize(), held_out)
+        for method in ("gptq", "rtn")
+    }
+    assert 0 < errors["gptq"] < 0.8 * errors["rtn"]
+    assert output_error(experts, experts, held_out) == 0
+
+
+def test_uncovered_experts_fall_back_and_are_counted() -> None:
+    experts, inputs = layer_experts(), layer_inputs(300, experts=3)
+    layer = quantize_layer(experts, inputs, "gptq", 128, min_tokens=D)
+    assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 600
+    assert layer.fallback.tolist() == [False, False, False, True]
+    for matrices, weights in ((layer.gate, experts.gate), (layer.up, experts.up), (layer.down, experts.down)):
+        rtn = quantize_rtn(weights, 128)
+        assert torch.equal(matrices.codes[3], rtn.codes[3])
+        assert not torch.equal(matrices.codes[0], rtn.codes[0])
+    everybody = quantize_layer(experts, inputs, "gptq", 128, min_tokens=301)
+    assert everybody.fallback.all() and torch.equal(everybody.down.codes, quantize_rtn(experts.down, 128).codes)
+
+
+def test_rtn_counts_tokens_but_no_fallbacks() -> None:
+    layer = quantize_layer(layer_experts(), layer_inputs(30, experts=3), "rtn", 128, min_tokens=1000)
+    assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 60
+    assert not layer.fallback.any()
+
+
+def test_activations_that_are_not_numbers_are_refused() -> None:
+    inputs = layer_inputs(30)
+    inputs.hidden[3, 4] = float("nan")
+    with pytest.raises(SpecterError, match="activations"):
+        quantize_layer(layer_experts(), inputs, "gptq", 128, D)
+
+
+# -- the pass over the model ----------------------------------------------------------------------------
+
+
+def test_walk_sees_what_the_network_feeds_its_experts(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = init_weights(spec, seed=0)
+    for name in ("attn_norm", "mlp_norm", "kv_norm"):
+        weights[name] = torch.rand_like(weights[name]) + 0.5
+    write_checkpoint(tmp_path, spec, to_hub(weights, spec))
+    tokens = torch.randint(0, spec.vocab, (3, 20), generator=torch.Generator().manual_seed(1))
+    fed: list[tuple[Tensor, Tensor]] = []
+
+    def spy(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        fed.append((h, ids))
+        return experts_dense(h, gains, ids, gate_up, down)
+
+    Network(spec, 20, "cpu", experts=spy)(weights, tokens)
+    monkeypatch.setattr(activations, "SEQUENCES_AT_ONCE", 2)  # an uneven split
+    walked = list(walk_moe_layers(Checkpoint.open(tmp_path), tokens))
+    assert len(walked) == len(fed) == spec.num_moe_layers
+    for layer, ((experts, inputs), (hidden, ids)) in enumerate(zip(walked, fed, strict=True)):
+        torch.testing.assert_close(inputs.hidden, hidden, rtol=1e-4, atol=1e-5)
+        assert torch.equal(inputs.routing.sort().values, ids.sort().values)
+        assert torch.equal(torch.cat((experts.gate, experts.up), 1), weights["gate_up"][layer])
+        assert torch.equal(experts.down, weights["down"][layer])
+
+
+# -- calibration text -----------------------------------------------------------------------------------
+
+
+def test_windows_are_spread_over_the_whole_text() -> None:
+    windows = cut_windows(np.arange(1000, dtype=np.uint16), 5, 20)
+    assert windows.shape == (5, 20) and windows.dtype == np.uint16
+    assert windows[0, 0] == 0 and windows[-1, -1] == 999
+    assert (np.diff(windows, axis=1) == 1).all()
+    assert len(np.unique(windows)) == 100
+    with pytest.raises(SpecterError, match="99 training tokens"):
+        cut_windows(np.arange(99, dtype=np.uint16), 5, 20)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fault"),
+    [
+        (None, "no calibration tokens"),
+        (np.zeros((4, 8), np.int32), "int32"),
+        (np.zeros(8, np.uint16), r"\[8\]"),
+        (np.zeros((1, 8), np.uint16), r"\[1, 8\]"),
+        (np.zeros((2, 5000), np.uint16), "positions"),
+        (np.full((4, 8), 64, np.uint16), "token 64 is beyond the vocabulary of 64"),
+    ],
+)
+def test_bad_calibration_text_is_refused(
+    spec: ModelSpec, tmp_path: Path, tokens: np.ndarray | None, fault: str
+) -> None:
+    if tokens is not None:
+        save_file({"tokens": tokens}, tmp_path / "calibration.safetensors")
+    with pytest.raises(SpecterError, match=fault):
+        load_calibration(tmp_path / "calibration.safetensors", spec)

@@ -1,0 +1,126 @@
+"""A ten-token model that needs no tensors: outputs are tokens, routing is a hash, slots are watched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from baselines.on_demand import DropEviction
+from specter.engine import Engine
+from specter.experts.cache import ExpertCache
+from specter.experts.eviction import Eviction, LruEviction, layer_quotas
+from specter.experts.planner import Planner, ThreePhasePlanner
+from specter.experts.residency import Residency
+from specter.experts.transfer import Transfer
+from specter.model.base import DraftStep, Output, Routing
+from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec
+from specter.speculation.accept import TokenSampler
+from specter.timeline.costs import CostModel
+from specter.timeline.hardware import Hardware
+from specter.timeline.virtual import VirtualTimeline
+
+TINY: ModelSpec = replace(
+    DEEPSEEK_V2_LITE, name="tiny", num_layers=4, num_dense_layers=1, num_experts=8, top_k=2, vocab=10
+)
+MACHINE = Hardware(
+    name="test",
+    hbm_bytes_per_s=10**12,
+    device_memory_bytes=10**11,
+    bf16_flops=10**14,
+    link_bytes_per_s=2 * 10**10,
+    link_latency_ns=1000,
+    launch_ns=5000,
+    kernel_ns=1000,
+    sync_ns=10_000,
+    source="tests",
+)
+NextToken = Callable[[Sequence[int]], int]
+
+
+def plain(prefix: Sequence[int]) -> int:
+    """The target of every fake: some function of the whole prefix."""
+    return (3 * prefix[-1] + len(prefix) + sum(prefix[-3:])) % 10
+
+
+class FakeModel:
+    """Implements `Model`; fails if an expert is run from a slot that holds another one, twice, or not at all."""
+
+    num_layers, num_dense_layers = TINY.num_layers, TINY.num_dense_layers
+    num_experts, top_k = TINY.num_experts, TINY.top_k
+
+    def __init__(self, draft: NextToken = plain, target: NextToken = plain) -> None:
+        self.draft, self.target = draft, target
+        self.slots: dict[int, ExpertId] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        self.committed: list[int] = []  # tokens whose KV is the target's
+        self.temporary: list[int] = []  # tokens whose KV is the draft's
+
+    def move(self, expert: ExpertId, slot: int) -> None:
+        self.slots[slot] = expert
+
+    def routing(self, prefix: Sequence[int]) -> np.ndarray:
+        rng = random.Random(str((tuple(prefix[-2:]), len(prefix))))
+        rows = [rng.sample(range(self.num_experts), self.top_k) for _ in range(self.num_layers - self.num_dense_layers)]
+        return np.array(rows, np.int16)
+
+    def draft_step(self, token: int, position: int) -> DraftStep:
+        assert position == len(self.committed) + len(self.temporary), "the draft must append"
+        self.temporary.append(token)
+        prefix = self.committed + self.temporary
+        return DraftStep(self.draft(prefix), self.routing(prefix))
+
+    def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> FakePass:
+        assert position == len(self.committed), "the target must append"
+        self.temporary = []
+        self.committed += tokens
+        prefixes = [self.committed[: position + i + 1] for i in range(len(tokens))]
+        return FakePass(self, prefixes, num_outputs)
+
+    def crop(self, length: int) -> None:
+        assert length <= len(self.committed)
+        self.committed = self.committed[:length]
+
+
+class FakePass:
+    def __init__(self, model: FakeModel, prefixes: list[list[int]], num_outputs: int) -> None:
+        self.model, self.prefixes, self.num_outputs = model, prefixes, num_outputs
+        self.all_routing = np.stack([model.routing(prefix) for prefix in prefixes], axis=1)
+        self.to_run: set[int] = set()
+
+    def mix(self, layer: int) -> Routing | None:
+        assert not self.to_run
+        if layer < self.model.num_dense_layers:
+            return None
+        routing = self.all_routing[layer - self.model.num_dense_layers]
+        self.to_run = set(routing.ravel().tolist())
+        return routing
+
+    def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        for expert, slot in zip(experts, slots, strict=True):
+            assert self.model.slots[slot] == ExpertId(layer - self.model.num_dense_layers, expert)
+            self.to_run.remove(expert)
+
+    def combine(self, layer: int) -> None:
+        assert not self.to_run, f"never run: {self.to_run}"
+
+    def outputs(self) -> list[Output]:
+        return [self.model.target(prefix) for prefix in self.prefixes[-self.num_outputs :]]
+
+
+def make_engine(
+    model: FakeModel, num_slots: int, draft_len: int, eviction: str = "lru", planner: str = "three_phase"
+) -> Engine:
+    costs = CostModel(TINY, tile_rows=48, kv_capacity=256)
+    timeline = VirtualTimeline(MACHINE)
+    quotas = layer_quotas(num_slots, TINY.num_moe_layers)
+    policy: Eviction = LruEviction(quotas) if eviction == "lru" else DropEviction()
+    cache = ExpertCache(Residency(num_slots), policy, Transfer(timeline, costs.payload_bytes, model.move), timeline)
+    looks_ahead: Planner | None = None
+    if planner == "three_phase" and draft_len:
+        looks_ahead = ThreePhasePlanner(quotas, costs.payload_bytes)
+    return Engine(model, TokenSampler(), cache, timeline, costs, looks_ahead, draft_len)

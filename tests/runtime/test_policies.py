@@ -1,0 +1,149 @@
+"""Residency, eviction, lookahead and planner: pure policy, checked by properties and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specter.experts.eviction import LruEviction, layer_quotas
+from specter.experts.lookahead import LookaheadBuffer
+from specter.experts.planner import ThreePhasePlanner
+from specter.experts.residency import Residency, State
+from specter.model.spec import ExpertId
+
+experts = st.builds(ExpertId, st.integers(0, 3), st.integers(0, 5))
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["load", "evict", "pin", "unpin", "end"]), experts)))
+@settings(max_examples=200, deadline=None)
+def test_residency_agrees_with_a_plain_dictionary(num_slots: int, steps: list[tuple[str, ExpertId]]):
+    residency = Residency(num_slots)
+    model: dict[ExpertId, dict[str, int]] = {}
+    for action, expert in steps:
+        slot = residency.find(expert)
+        assert (slot is not None) == (expert in model)
+        if action == "load" and slot is None and len(model) < num_slots:
+            generation = residency.begin_load(expert).generation
+            assert generation >= 1 and residency.state(expert) is State.LOADING
+            model[expert] = {"pins": 0}
+        elif action == "load" and slot is not None:
+            with pytest.raises(ValueError, match="already"):
+                residency.begin_load(expert)
+        elif action == "evict":
+            if slot is None or model[expert]["pins"]:
+                with pytest.raises(ValueError, match="cannot be evicted"):
+                    residency.evict(expert)
+            else:
+                residency.evict(expert)
+                del model[expert]
+        elif slot is not None and action == "pin":
+            residency.pin(slot)
+            model[expert]["pins"] += 1
+        elif slot is not None and action == "unpin" and model[expert]["pins"]:
+            residency.unpin(slot)
+            model[expert]["pins"] -= 1
+        elif slot is not None and action == "end":
+            residency.end_load(slot)
+            assert residency.state(expert) is State.RESIDENT
+        held = {slot.expert: slot for slot in residency.slots if slot.expert is not None}
+        assert set(held) == set(model) == set(residency.experts())
+        assert residency.num_free == num_slots - len(model)
+        assert all(held[one].pins == state["pins"] for one, state in model.items())
+
+
+@given(st.integers(1, 200), st.integers(1, 30))
+def test_quotas_share_all_slots_evenly(num_slots: int, num_layers: int):
+    quotas = layer_quotas(num_slots, num_layers)
+    assert sum(quotas) == num_slots and max(quotas) - min(quotas) <= 1
+
+
+@given(st.lists(experts, min_size=1, max_size=40), st.sets(experts))
+def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId], pinned: set[ExpertId]):
+    lru = LruEviction([1] * 4)
+    for expert in uses:
+        lru.touch(expert)
+    for layer in range(4):
+        recency = list(dict.fromkeys(reversed([e for e in uses if e.layer == layer])))[::-1]
+        if not recency:
+            continue
+        allowed = [e for e in recency if e not in pinned]
+        assert lru.victim(layer, lambda e: e not in pinned) == (allowed[0] if allowed else None)
+
+
+def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
+    lru = LruEviction([2, 2])
+    for expert in (0, 1, 2):
+        lru.touch(ExpertId(1, expert))
+    lru.touch(ExpertId(0, 5))
+    assert lru.victim(0, lambda e: True) == ExpertId(1, 0)
+
+
+def test_lru_without_quota_takes_the_oldest_of_all():
+    lru = LruEviction([1, 1, 0])
+    for expert in (ExpertId(1, 3), ExpertId(0, 2)):
+        lru.touch(expert)
+    assert lru.victim(2, lambda e: True) == ExpertId(1, 3)
+    assert lru.victim(2, lambda e: e != ExpertId(1, 3)) == ExpertId(0, 2)
+
+
+def test_lookahead_counts_tokens_per_expert():
+    buffer = LookaheadBuffer(2, 4)
+    buffer.add(np.array([[0, 1], [2, 3]], np.int16))
+    buffer.add(np.array([[0, 2], [2, 1]], np.int16))
+    assert buffer.counts.tolist() == [[2, 1, 1, 0], [0, 1, 2, 1]]
+    buffer.clear()
+    assert not buffer.counts.any()
+
+
+class TestThreePhasePlanner:
+    """By hand: 2 layers, M = 2 residents each, payload 12 MB: one copy is estimated at 1 ms, as is a draft step."""
+
+    def planner(self, draft_len: int) -> ThreePhasePlanner:
+        planner = ThreePhasePlanner([2, 2], payload_bytes=12_000_000)
+        planner.begin_round(draft_len)
+        return planner
+
+    def boundaries(self, planner: ThreePhasePlanner, draft_len: int) -> list[int]:
+        return [n for n in range(1, draft_len + 1) if planner.is_boundary(n)]
+
+    @pytest.mark.parametrize(("draft_len", "first"), [(1, 1), (4, 1), (5, 1), (9, 1), (10, 2), (16, 3), (32, 6)])
+    def test_cold_start_waits_for_a_fifth_of_the_draft(self, draft_len: int, first: int):
+        assert self.boundaries(self.planner(draft_len), draft_len) == [first]
+
+    def test_loads_the_top_m_of_each_layer_by_count_and_protects_those_present(self):
+        counts = np.array([[5, 0, 3, 4], [0, 0, 1, 0]], np.int32)
+        present = {ExpertId(0, 3)}
+        plan = self.planner(10).plan(2, counts, present.__contains__)
+        assert plan.loads == [ExpertId(0, 0), ExpertId(1, 2)]
+        assert plan.protect == [ExpertId(0, 3)]
+
+    def test_next_chunk_lasts_as_long_as_the_copies_just_submitted(self):
+        planner = self.planner(16)
+        counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 copies of 1 ms: 3 draft steps
+        planner.plan(3, counts, lambda expert: False)
+        assert self.boundaries(planner, 16) == [6]
+
+    def test_chunk_adapts_to_measured_bandwidth_and_step(self):
+        planner = self.planner(16)
+        planner.observe_copies(24_000_000, 1.0)  # 24 GB/s: estimate (0.75 * 12 + 0.25 * 24) = 15 GB/s
+        planner.observe_step(0.2)  # estimate 0.75 * 1 + 0.25 * 0.2 = 0.8 ms
+        counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 * 0.8 ms / 0.8 ms = 3 steps
+        planner.plan(3, counts, lambda expert: False)
+        assert self.boundaries(planner, 16) == [6]
+
+    def test_nothing_more_once_the_next_boundary_reaches_k(self):
+        planner = self.planner(5)
+        planner.plan(1, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), lambda expert: False)
+        assert self.boundaries(planner, 5) == []
+
+    def test_nothing_more_once_every_layer_has_its_m_experts(self):
+        planner = self.planner(16)
+        planner.plan(3, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), lambda expert: True)
+        assert self.boundaries(planner, 16) == []
+
+    def test_keeps_planning_while_a_layer_wants_fewer_than_m(self):
+        planner = self.planner(16)
+        planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), lambda expert: True)
+        assert self.boundaries(planner, 16) == [4]

@@ -1,0 +1,61 @@
+"""A replay is the live run again: same rounds, same tokens, from a file, for any system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specter.errors import SpecterError
+from specter.recording import Recording, RecordingModel, ReplayModel
+from specter.records import Generation
+from tests.runtime.fakes import TINY, FakeModel, make_engine
+from tests.runtime.test_engine import PROMPT, sometimes
+
+
+def record(draft_len: int, num_slots: int = 12, **policy: str) -> tuple[Generation, Recording]:
+    fake = FakeModel(sometimes)
+    engine = make_engine(fake, num_slots, draft_len, **policy)
+    engine.model = recorder = RecordingModel(fake)
+    generation = engine.generate(PROMPT, 30)
+    return generation, recorder.finish(generation, {"made": "in a test"})
+
+
+def replay(recording: Recording, draft_len: int, num_slots: int = 12, **policy: str) -> Generation:
+    engine = make_engine(FakeModel(), num_slots, draft_len, **policy)
+    engine.model = ReplayModel([recording], TINY.num_dense_layers, TINY.num_experts)
+    return engine.generate(recording.prompt, 30)
+
+
+@pytest.mark.parametrize("draft_len", [0, 1, 4, 16])
+def test_replay_from_a_file_equals_the_live_run(tmp_path: Path, draft_len: int):
+    generation, recording = record(draft_len)
+    recording.save(tmp_path / "run.safetensors")
+    loaded = Recording.load(tmp_path / "run.safetensors")
+    assert loaded.meta == {"made": "in a test"}
+    assert loaded.tokens == generation.tokens
+    assert replay(loaded, draft_len) == generation
+
+
+@pytest.mark.parametrize(("num_slots", "eviction"), [(2, "lru"), (6, "drop"), (24, "lru")])
+def test_one_recording_serves_every_budget_and_policy(num_slots: int, eviction: str):
+    _, recording = record(4)
+    live, _ = record(4, num_slots, eviction=eviction, planner="none")
+    assert replay(recording, 4, num_slots, eviction=eviction, planner="none") == live
+
+
+def test_what_was_not_recorded_is_refused():
+    _, recording = record(4)
+    with pytest.raises(SpecterError, match="not recorded: draft step 4"):
+        replay(recording, 5)
+    with pytest.raises(SpecterError, match="not recorded: a pass over 1 tokens"):
+        replay(recording, 0)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path):
+    _, recording = record(4)
+    path = tmp_path / "run.safetensors"
+    recording.save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(SpecterError, match="run.safetensors is not a recording"):
+        Recording.load(path)

@@ -1,0 +1,89 @@
+"""Costs: the published sizes come out, the parts add up, and waves, tiles and layers are charged as stated."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specter.errors import SpecterError
+from specter.model.spec import DEEPSEEK_V2_LITE
+from specter.timeline.costs import CostModel
+
+COSTS = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)
+MOE_LAYERS = range(DEEPSEEK_V2_LITE.num_dense_layers, DEEPSEEK_V2_LITE.num_layers)
+
+
+def test_published_sizes() -> None:
+    assert COSTS.payload_bytes == 17_301_504
+    assert COSTS.draft_step_bytes() == pytest.approx(2.2e9 + 0.70e9, rel=0.01)
+
+
+def test_weights_are_read_once_and_all_of_them() -> None:
+    """With one row and one position, a pass over no experts moves the non-expert weights but the embedding."""
+    costs = CostModel(DEEPSEEK_V2_LITE, tile_rows=1, kv_capacity=1)
+    spec = DEEPSEEK_V2_LITE
+    weights = 2 * (spec.non_expert_params - spec.vocab * spec.hidden)
+    moved = costs.verification_bytes(num_experts=0, rows=1)
+    assert weights < moved < weights * 1.005
+
+
+def test_flops_are_two_per_weight_and_row() -> None:
+    costs = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=1)
+    spec = DEEPSEEK_V2_LITE
+    passed = sum(costs.mix(layer).flops for layer in range(spec.num_layers)) + costs.head(1).flops
+    assert passed == pytest.approx(2 * 48 * (spec.non_expert_params - spec.vocab * spec.hidden), rel=1e-3)
+    assert costs.experts(3).flops == 2 * 48 * 3 * spec.expert_params
+
+
+@pytest.mark.parametrize("rows", [1, 17, 48, 49])
+def test_verification_is_the_sum_of_its_operations(rows: int) -> None:
+    tiles = COSTS.num_tiles(rows)
+    total = sum(COSTS.mix(layer, tiles).hbm_bytes for layer in range(DEEPSEEK_V2_LITE.num_layers))
+    total += sum(COSTS.experts(11, tiles).hbm_bytes + COSTS.combine(tiles).hbm_bytes for _ in MOE_LAYERS)
+    assert COSTS.verification_bytes(11 * len(MOE_LAYERS), rows) == total + COSTS.head(rows).hbm_bytes
+
+
+def test_a_wave_more_costs_one_read_of_the_rows() -> None:
+    whole, parts = COSTS.experts(10), [COSTS.experts(7), COSTS.experts(3)]
+    assert sum(part.hbm_bytes for part in parts) - whole.hbm_bytes == 48 * 2048 * 2
+    assert sum(part.flops for part in parts) == whole.flops
+
+
+def test_rows_are_padded_to_tiles() -> None:
+    assert [COSTS.num_tiles(rows) for rows in (1, 48, 49)] == [1, 1, 2]
+    assert COSTS.head(1) == COSTS.head(48) != COSTS.head(49)
+    assert COSTS.mix(5, tiles=2).flops == 2 * COSTS.mix(5).flops
+
+
+def test_many_tiles_pad_each_expert_by_at_most_one_tile() -> None:
+    """64 experts over 11 tiles: grouped rows 6 * 528 and 64 tiles of padding, not 64 * 528."""
+    assert COSTS.experts(64, tiles=11).flops == 2 * DEEPSEEK_V2_LITE.expert_params * (6 * 528 + 64 * 48)
+
+
+def test_attention_grows_with_the_capacity_alone() -> None:
+    longer = dataclasses.replace(COSTS, kv_capacity=512)
+    assert longer.mix(5).hbm_bytes - COSTS.mix(5).hbm_bytes == 256 * (512 + 64) * 2
+    assert longer.mix(5).flops - COSTS.mix(5).flops == 2 * 48 * 16 * 256 * (512 + 64 + 512)
+
+
+@pytest.mark.parametrize("num_dense", [0, 1, 3])
+def test_asking_for_one_layer_does_not_change_another(num_dense: int) -> None:
+    spec = dataclasses.replace(DEEPSEEK_V2_LITE, num_dense_layers=num_dense)
+    shared = CostModel(spec, tile_rows=48, kv_capacity=256)
+    for layer in reversed(range(6)):
+        assert shared.mix(layer) == CostModel(spec, tile_rows=48, kv_capacity=256).mix(layer)
+    assert shared.mix(0) != shared.mix(1)  # layer 0 embeds
+
+
+def test_draft_launches() -> None:
+    eager = dataclasses.replace(COSTS, graphed_draft=False)
+    assert COSTS.draft_step().launches == 1
+    assert eager.draft_step().launches == eager.draft_step().kernels == COSTS.draft_step().kernels
+    assert dataclasses.replace(COSTS, int4_bits=16).draft_step_bytes() > COSTS.draft_step_bytes()
+
+
+@pytest.mark.parametrize("name", ["tile_rows", "kv_capacity", "weight_bytes", "int4_bits"])
+def test_bad_settings(name: str) -> None:
+    with pytest.raises(SpecterError, match=f"{name} is 0"):
+        dataclasses.replace(COSTS, **{name: 0})

@@ -1,0 +1,80 @@
+"""Profiles: complete, sourced, and true to what was measured; bad ones name the key and the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+
+from specter.errors import SpecterError
+from specter.model.spec import DEEPSEEK_V2_LITE
+from specter.timeline.base import Work
+from specter.timeline.costs import CostModel
+from specter.timeline.hardware import Hardware, load_hardware
+
+PROFILES = Path(__file__).parents[2] / "conf" / "hardware"
+A100 = PROFILES / "a100_40gb_pcie4.yaml"
+
+
+def test_issue_profiles_exist() -> None:
+    assert {"a100_40gb_pcie4", "h200_pcie5", "rtx4090_ddr4"} <= {path.stem for path in PROFILES.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_number_has_a_source(path: Path) -> None:
+    hardware = load_hardware(path)
+    sourced = [line.partition(":")[0] for line in hardware.source.strip().splitlines()]
+    assert sourced == [field.name for field in fields(Hardware) if field.name not in ("name", "source")]
+
+
+def test_h200_copies_as_measured() -> None:
+    h200 = load_hardware(PROFILES / "h200_pcie5.yaml")
+    for num_bytes, gb_per_s in ((1_000_000, 47.9), (17_301_504, 54.7), (157_286_400, 55.2)):
+        assert num_bytes / h200.copy_ns(num_bytes) == pytest.approx(gb_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "floor_ms"), [("a100_40gb_pcie4", 2.1), ("h200_pcie5", 0.68)])
+def test_draft_step_floors_of_the_design(name: str, floor_ms: float) -> None:
+    costs = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)
+    hardware = load_hardware(PROFILES / f"{name}.yaml")
+    assert hardware.hbm_ns(costs.draft_step_bytes()) / 1e6 == pytest.approx(floor_ms, rel=0.02)
+
+
+def test_roofline_takes_the_larger_and_rounds_up() -> None:
+    hardware = Hardware("test", 3, 1, 7, 11, 2, 0, 5, 0, "test")  # rates per second
+    assert hardware.compute_ns(Work("w", hbm_bytes=1, flops=1, kernels=2, launches=1)) == 333_333_334 + 10
+    assert hardware.compute_ns(Work("w", hbm_bytes=0, flops=1, kernels=0, launches=1)) == 142_857_143
+    assert hardware.copy_ns(1) == 2 + 90_909_091
+    assert hardware.copy_ns(0) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hbm": 1}, "'hbm'"),
+        ({"launch_ns": None}, "'launch_ns' is missing"),
+        ({"launch_ns": -1}, "launch_ns is -1"),
+        ({"link_bytes_per_s": 0}, "link_bytes_per_s is 0"),
+        ({"link_bytes_per_s": 24e9}, "link_bytes_per_s is 24000000000.0"),
+        ({"kernel_ns": True}, "kernel_ns is True"),
+        ({"source": " "}, "source is ' '"),
+    ],
+)
+def test_bad_values(change: dict[str, object], named: str) -> None:
+    values = {key: value for key, value in (asdict(load_hardware(A100)) | change).items() if value is not None}
+    with pytest.raises(SpecterError, match=named):
+        Hardware.from_mapping(values, "here")
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(SpecterError, match="a100_40gb_pcie4, h200_pcie5"):
+        load_hardware(PROFILES / "a100.yaml")
+    other = tmp_path / "other.yaml"
+    other.write_text(A100.read_text())
+    with pytest.raises(SpecterError, match="name it 'other'"):
+        load_hardware(other)
+    for text in ("- 1\n", "name: [", "name: a\nname: b\n"):
+        other.write_text(text)
+        with pytest.raises(SpecterError, match="other.yaml"):
+            load_hardware(other)
