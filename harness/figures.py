@@ -1,0 +1,299 @@
+"""Figures from tidy tables: `python -m harness.figures tpot --out tpot.pdf tpot.png --tidy main.parquet`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from harness import published
+from harness.drawing import COLOURS, MODES, NARROW, PAPER, WIDE, footer, grouped_bars, half_widths, panels, save
+from harness.frames import (
+    DATASETS,
+    HARDWARE,
+    MACRO,
+    SYSTEMS,
+    caveats,
+    checkpoint_line,
+    in_order,
+    provenance,
+    read,
+    sampling_title,
+    spread_budgets,
+    titled,
+    with_macro,
+)
+from harness.jobs import run_job
+
+Frames = dict[str, pd.DataFrame]
+CI = "Whiskers: 95 % confidence interval over inputs"
+
+
+def _by_dataset(frame: pd.DataFrame, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Means and half confidence intervals, [data sets + average, systems]."""
+    order = in_order(frame["system"].unique().tolist(), SYSTEMS)
+    grouped = frame.groupby(["dataset", "system"])[column]
+    means = with_macro(grouped.mean().unstack()[order])
+    spreads = grouped.apply(half_widths).unstack()[order].reindex(means.index)
+    names = [titled(DATASETS, name) for name in means.index]
+    return means.set_axis(names), spreads.set_axis(names)
+
+
+def _budget_title(frame: pd.DataFrame, budget: str) -> str:
+    rows = frame[(frame["budget"] == budget) & frame["uses_budget"]]
+    return f"{budget} ({rows['experts_per_layer'].iloc[0]:g} experts per layer)"
+
+
+def _tier_panels(frame: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Samplings (rows) and budgets (columns, largest first)."""
+    used = frame[frame["uses_budget"]].sort_values("experts_per_layer", ascending=False)
+    return sorted(frame["sampling"].unique()), used["budget"].unique().tolist()
+
+
+def tpot(frames: Frames) -> Figure:
+    frame = spread_budgets(frames["main"])
+    samplings, budgets = _tier_panels(frame)
+    figure, axes = panels(len(samplings), len(budgets), WIDE, 2.1 * len(samplings) + 0.3, sharey=True)
+    for row, sampling in zip(axes, samplings, strict=True):
+        for panel, budget in zip(row, budgets, strict=True):
+            part = frame[(frame["sampling"] == sampling) & (frame["budget"] == budget)]
+            means, spreads = _by_dataset(part, "tpot_ms")
+            centres = grouped_bars(panel, means, spreads, COLOURS, SYSTEMS)
+            floors, _ = _by_dataset(part, "floor_trace_ms")
+            for system in floors.columns.intersection(["specter", "lru"]):
+                half = 0.36 / len(means.columns)
+                panel.hlines(floors[system], centres[system] - half, centres[system] + half, color="black", lw=1.1,
+                             label="floor_trace" if system == "specter" else None)  # fmt: skip
+            panel.set_title(f"{_budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
+        row[0].set_ylabel("TPOT (ms per token)")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    footer(figure, "\n".join([f"{provenance(frame)}. {CI}.", *caveats(frame)]))
+    return figure
+
+
+def speedup(frames: Frames) -> Figure:
+    frame = spread_budgets(frames["main"])
+    samplings, budgets = _tier_panels(frame)
+    baselines = [name for name in ("lru", "on_demand") if name in set(frame["system"])]
+    shades = dict(
+        zip(
+            [f"{b}, {s}" for b in budgets for s in samplings],
+            ["#0072B2", "#7fb8d8", "#D55E00", "#f0b27a"],
+            strict=False,
+        )
+    )
+    figure, axes = panels(1, len(baselines), WIDE, 2.3)
+    for panel, baseline in zip(axes[0], baselines, strict=True):
+        columns, spreads = {}, {}
+        for budget in budgets:
+            for sampling in samplings:
+                part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
+                times = part.pivot_table(index=["dataset", "input"], columns="system", values="tpot_ms")
+                means = times.groupby("dataset").mean()
+                columns[f"{budget}, {sampling}"] = with_macro((means[baseline] / means["specter"]).to_frame("x"))["x"]
+                spreads[f"{budget}, {sampling}"] = (
+                    (times[baseline] / times["specter"]).groupby("dataset").apply(half_widths)
+                )
+        table = pd.DataFrame(columns)
+        errors = pd.DataFrame(spreads).reindex(table.index)
+        names = [titled(DATASETS, name) for name in table.index]
+        grouped_bars(panel, table.set_axis(names), errors.set_axis(names), shades, {n: n for n in table}, "{:.2f}")
+        panel.axhline(1, color="black", lw=0.8)
+        panel.set_title(f"Specter against {titled(SYSTEMS, baseline)}")
+    axes[0][0].set_ylabel("speed-up (x, ratio of mean TPOTs)")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    footer(figure, "\n".join([f"{provenance(frame)}. {CI}, of the ratio per input.", *caveats(frame)]))
+    return figure
+
+
+def acceptance(frames: Frames) -> Figure:
+    frame = frames["main"]
+    frame = frame[frame["speculative"] & (frame["budget"] == frame["budget"].iloc[0])]
+    figure, ((panel,),) = panels(1, 1, NARROW, 2.3)
+    datasets = in_order(frame["dataset"].unique().tolist(), DATASETS)
+    for offset, sampling in zip((-0.12, 0.12), sorted(frame["sampling"].unique()), strict=False):
+        grouped = frame[frame["sampling"] == sampling].groupby("dataset")["acceptance"]
+        means, spreads = grouped.mean()[datasets] * 100, grouped.apply(half_widths)[datasets] * 100
+        panel.errorbar(np.arange(len(datasets)) + offset, means, yerr=spreads, fmt="o", color=MODES[sampling],
+                       elinewidth=0.8, label=sampling)  # fmt: skip
+    forced = frames["probe"].query("quantity == 'acceptance' and mode == 'teacher-forced'")["value"].mean() * 100
+    panel.axhline(forced, color=MODES["teacher-forced"], lw=1, label=f"teacher-forced, held-out text ({forced:.1f})")
+    panel.axhline(published.ACCEPTANCE_MEAN * 100, color=PAPER, lw=1, ls="--", label="paper: mean of its models (96.6)")
+    panel.axhline(published.ACCEPTANCE_DEEPSEEK * 100, color=PAPER, lw=1, ls=":", label="paper: DeepSeek, up to (99)")
+    panel.set_xticks(range(len(datasets)), [titled(DATASETS, name) for name in datasets])
+    panel.set_ylabel("draft tokens accepted (%)")
+    panel.set_xlim(-0.5, len(datasets) - 0.5)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    k = ", ".join(str(k) for k in sorted(frame["k"].unique()))
+    footer(figure, "\n".join([f"{provenance(frame)}; K = {k}; axis does not start at 0. {CI}.", *caveats(frame)]))
+    return figure
+
+
+def _probe_line(frame: pd.DataFrame) -> str:
+    """Provenance of the probes, which no clock and no machine enters."""
+    texts = frame.loc[frame["mode"] != "teacher-forced", "dataset"].nunique()
+    return (
+        f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; greedy and seeded (T = 0.7): texts "
+        f"generated from {texts} data set{'s' if texts > 1 else ''}; teacher-forced: held-out text; no clock involved"
+    )
+
+
+def fidelity(frames: Frames) -> Figure:
+    frame = frames["probe"].query("quantity == 'fidelity'")
+    figure, ((panel,),) = panels(1, 1, NARROW, 2.2)
+    for mode, colour in MODES.items():
+        layers = frame[frame["mode"] == mode].groupby("layer")["value"].mean() * 100
+        if len(layers):
+            panel.plot(layers.index, layers, color=colour, marker="o", ms=2.5, label=f"{mode} ({layers.mean():.1f})")
+    share = published.FIDELITY_DEEPSEEK_GPTQ * 100
+    panel.axhline(share, color=PAPER, lw=1, ls="--", label=f"paper, real checkpoint ({share:.1f})")
+    panel.set_xlabel("MoE layer")
+    panel.set_ylabel("experts chosen alike (%)")
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    footer(figure, f"Share of the target's top-k experts that the draft chooses too, same position and prefix; in brackets: mean over layers; "
+                   f"axis does not start at 0. {_probe_line(frame)}.")  # fmt: skip
+    return figure
+
+
+def union(frames: Frames) -> Figure:
+    frame = frames["probe"].query("quantity == 'union'")
+    figure, ((panel,),) = panels(1, 1, NARROW, 2.3)
+    for mode, colour in MODES.items():
+        by_k = frame[frame["mode"] == mode].groupby("k")["value"].mean()
+        if len(by_k):
+            panel.plot(by_k.index, by_k, color=colour, label=mode)
+    panel.plot(list(published.UNION_DEEPSEEK), list(published.UNION_DEEPSEEK.values()), "*", color=PAPER, ms=9,
+               ls="none", label="paper, real checkpoint")  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("K: consecutive tokens")
+    panel.set_ylabel("distinct experts per layer")
+    panel.legend(loc="upper left")
+    footer(
+        figure,
+        f"Experts that the target needs for K consecutive tokens, mean over windows and layers. {_probe_line(frame)}.",
+    )
+    return figure
+
+
+def k_sweep(frames: Frames) -> Figure:
+    frame = frames["k_sweep"]
+    samplings, budgets = _tier_panels(frame)
+    figure, axes = panels(len(samplings), len(budgets), WIDE, 1.9 * len(samplings) + 0.3, sharey=True, sharex=True)
+    for row, sampling in zip(axes, samplings, strict=True):
+        for panel, budget in zip(row, budgets, strict=True):
+            part = frame[(frame["sampling"] == sampling) & (frame["budget"] == budget)]
+            mine = part[part["system"] == "specter"].groupby(["k", "dataset"]).mean(numeric_only=True)
+            by_k = mine.groupby("k").agg(["mean", "min", "max"])
+            panel.fill_between(by_k.index, by_k["tpot_ms"]["min"], by_k["tpot_ms"]["max"], color=COLOURS["specter"],
+                               alpha=0.15, lw=0)  # fmt: skip
+            panel.plot(by_k.index, by_k["tpot_ms"]["mean"], "o-", color=COLOURS["specter"], label="Specter")
+            panel.plot(
+                by_k.index,
+                by_k["floor_trace_ms"]["mean"],
+                "--",
+                color="black",
+                lw=1,
+                label="floor_trace (Specter's routing)",
+            )
+            panel.plot(by_k.index, by_k["floor_ideal_ms"]["mean"], ":", color="black", lw=1, label="floor_ideal")
+            rival = part[part["system"] == "lru"]["tpot_ms"].mean()
+            panel.axhline(rival, color=COLOURS["lru"], label="LRU, no speculation")
+            panel.axvline(published.K_DEEPSEEK, color="#bbbbbb", lw=0.8, label="K of the paper")
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(by_k.index, [str(k) for k in by_k.index])
+            panel.minorticks_off()
+            panel.set_title(f"{_budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
+        row[0].set_ylabel("TPOT (ms per token)")
+    axes[0][0].set_ylim(bottom=0)
+    for panel in axes[-1]:
+        panel.set_xlabel("K: draft tokens per round")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    footer(
+        figure,
+        "\n".join(
+            [f"{provenance(frame)}. Lines: mean over data sets; band: least to greatest data set.", *caveats(frame)]
+        ),
+    )
+    return figure
+
+
+def budget_sweep(frames: Frames) -> Figure:
+    frame = frames["budget_sweep"]
+    figure, ((times, hits),) = panels(1, 2, WIDE, 2.3)
+    for system in ("specter", "lru"):
+        mine = frame[frame["system"] == system].groupby("experts_per_layer").mean(numeric_only=True)
+        times.plot(mine.index, mine["tpot_ms"], "o-", color=COLOURS[system], label=SYSTEMS[system])
+        times.plot(
+            mine.index,
+            mine["floor_trace_ms"],
+            "--",
+            color=COLOURS[system],
+            lw=0.9,
+            label=f"floor_trace of {SYSTEMS[system]}",
+        )
+        hits.plot(mine.index, mine["hit_rate"] * 100, "o-", color=COLOURS[system], label=SYSTEMS[system])
+    for system in ("on_demand", "resident"):
+        mine = frame[frame["system"] == system]
+        if len(mine):
+            times.axhline(mine["tpot_ms"].mean(), color=COLOURS[system], lw=1, label=SYSTEMS[system])
+    times.set_ylabel("TPOT (ms per token)")
+    hits.set_ylabel("hit rate (%)")
+    for panel in (times, hits):
+        panel.set_xscale("log", base=2)
+        ticks = sorted(frame.loc[frame["uses_budget"], "experts_per_layer"].unique())
+        panel.set_xticks(ticks, ["2 slots" if tick < 1 else "" if tick == 48 else f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.set_ylim(bottom=0)
+        panel.set_xlabel("budget (BF16 experts per MoE layer)")
+    figure.legend(*times.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    k = ", ".join(str(k) for k in sorted(frame.loc[frame["speculative"], "k"].unique()))
+    footer(figure, "\n".join([f"{provenance(frame)}; K = {k}. Mean over data sets.", *caveats(frame)]))
+    return figure
+
+
+def hardware(frames: Frames) -> Figure:
+    frame = spread_budgets(frames["hardware"])
+    _, budgets = _tier_panels(frame)
+    figure, axes = panels(1, len(budgets), WIDE, 2.3, sharey=True)
+    order = in_order(frame["system"].unique().tolist(), SYSTEMS)
+    for panel, budget in zip(axes[0], budgets, strict=True):
+        part = frame[frame["budget"] == budget]
+        means = part.groupby(["hardware", "system"])["tpot_ms"].mean().unstack()[order]
+        means = means.loc[in_order(means.index.tolist(), HARDWARE)]
+        grouped_bars(panel, means.set_axis([titled(HARDWARE, name).replace(", ", "\n") for name in means.index]), None,
+                     COLOURS, SYSTEMS, label_all=True)  # fmt: skip
+        panel.set_title(_budget_title(frame, budget))
+    axes[0][0].set_ylabel("TPOT (ms per token)")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    k = ", ".join(str(k) for k in sorted(frame.loc[frame["speculative"], "k"].unique()))
+    footer(figure, "\n".join([f"{provenance(frame)}; K = {k}. Mean over data sets.", *caveats(frame)]))
+    return figure
+
+
+DRAW: dict[str, Callable[[Frames], Figure]] = {
+    draw.__name__: draw for draw in (tpot, speedup, acceptance, fidelity, union, k_sweep, budget_sweep, hardware)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("figure", choices=DRAW)
+    parser.add_argument("--out", type=Path, nargs="+", required=True)
+    parser.add_argument("--tidy", type=Path, nargs="+", required=True)
+    arguments = parser.parse_args()
+    save(DRAW[arguments.figure](read(arguments.tidy)), arguments.out)
+    print(f"wrote {', '.join(map(str, arguments.out))}")
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -61,28 +61,32 @@ def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
     if sampling == "greedy":
         return "greedy"
     temperature = frame.loc[frame["sampling"] == sampling, "temperature"].iloc[0]
-    return f"{sampling} sampling, T = {temperature:g}"
+    return f"{sampling}, T = {temperature:g}"
+
+
+def checkpoint_line(frame: pd.DataFrame) -> str:
+    pairs = frame[["checkpoint_kind", "charged_as"]].drop_duplicates().itertuples(index=False)
+    return ", ".join(f"{titled(CHECKPOINTS, kind)} {titled(MODELS, model)}" for kind, model in pairs)
 
 
 def provenance(frame: pd.DataFrame) -> str:
     """Clock, hardware, checkpoint, sampling, lengths and number of inputs behind a table of runs."""
 
     def listed(column: str, names: dict[str, str]) -> str:
-        return ", ".join(titled(names, value) for value in in_order(frame[column].unique().tolist(), names))
+        return " / ".join(titled(names, value) for value in in_order(frame[column].unique().tolist(), names))
 
-    checkpoints = frame[["checkpoint_kind", "charged_as"]].drop_duplicates().itertuples(index=False)
-    samplings = [sampling_title(frame, name) for name in sorted(frame["sampling"].unique())]
     num_inputs = int(frame.groupby("dataset")["input"].nunique().max())
     prompts = ", ".join("whole" if n == 0 else f"first {n} tokens" for n in sorted(frame["prompt_tokens"].unique()))
+    num_datasets = frame["dataset"].nunique()
+    repeats = "1 repeat (the clock is deterministic)" if set(frame["clock"]) == {"virtual"} else "1 repeat"
     parts = [
         f"{', '.join(sorted(frame['clock'].unique()))} clock",
         listed("hardware", HARDWARE),
-        ", ".join(f"{titled(CHECKPOINTS, kind)} {titled(MODELS, model)}" for kind, model in checkpoints),
-        " and ".join(samplings),
+        checkpoint_line(frame),
+        " and ".join(sampling_title(frame, name) for name in sorted(frame["sampling"].unique())),
         f"prompts: {prompts}",
         f"{frame['max_new_tokens'].max()} new tokens",
-        f"{frame['dataset'].nunique()} data set{'s' if frame['dataset'].nunique() > 1 else ''} x {num_inputs} "
-        f"input{'s' if num_inputs > 1 else ''} x 1 repeat{' (the clock is deterministic)' if set(frame['clock']) == {'virtual'} else ''}",
+        f"{num_datasets} data set{'s' * (num_datasets > 1)} × {num_inputs} input{'s' * (num_inputs > 1)} × {repeats}",
     ]
     return "; ".join(parts)
 
@@ -92,7 +96,9 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     notes = []
     if "fits_without_offloading" in frame and frame["fits_without_offloading"].any():
         machines = in_order(frame.loc[frame["fits_without_offloading"], "hardware"].unique().tolist(), HARDWARE)
-        notes.append(f"The whole model fits {', '.join(titled(HARDWARE, name) for name in machines)} without offloading.")
+        notes.append(
+            f"The whole model fits {' / '.join(titled(HARDWARE, name) for name in machines)} without offloading."
+        )
     grams = frame.groupby("sampling")["distinct_4grams"].mean()
     for sampling, share in grams[grams < LOOPING].items():
         notes.append(f"The {sampling} text repeats itself (distinct 4-grams {share:.2f}), which flatters hit rates.")

@@ -23,6 +23,17 @@ from specter.timeline.base import Event, LaneTotals, Timeline
 from specter.timeline.costs import CostModel
 
 
+def check_length(prompt_len: int, max_new_tokens: int, kv_capacity: int) -> None:
+    """Raises SpecterError for an empty prompt, or one that does not fit the KV cache with what is to follow."""
+    if prompt_len == 0:
+        raise SpecterError("the prompt has no tokens", "give a text, or another data set input")
+    if prompt_len + max_new_tokens > kv_capacity:
+        raise SpecterError(
+            f"{prompt_len} prompt and {max_new_tokens} new tokens exceed kv_capacity={kv_capacity}",
+            f"set kv_capacity={prompt_len + max_new_tokens} or more, or shorten the prompt with prompt_tokens=...",
+        )
+
+
 @dataclass(slots=True)
 class Context:
     """The committed text. The last token is committed but not yet in the target's KV."""
@@ -84,7 +95,7 @@ class Engine:
         Raises:
             SpecterError: an empty prompt, or one that does not fit the KV cache with what is to follow.
         """
-        self.check_length(len(prompt), max_new_tokens)
+        check_length(len(prompt), max_new_tokens, self.costs.kv_capacity)
         self.model.reset()
         generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         begin = self._window()
@@ -168,16 +179,6 @@ class Engine:
     def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> Verdict:
         """The tokens that the target's outputs commit from `position` on."""
         return self.sampler.verify(proposals, outputs, position)
-
-    def check_length(self, prompt_len: int, max_new_tokens: int) -> None:
-        """Raises SpecterError for an empty prompt, or one that does not fit the KV cache with what is to follow."""
-        if prompt_len == 0:
-            raise SpecterError("the prompt has no tokens", "give a text, or another data set input")
-        if prompt_len + max_new_tokens > self.costs.kv_capacity:
-            raise SpecterError(
-                f"{prompt_len} prompt and {max_new_tokens} new tokens exceed kv_capacity={self.costs.kv_capacity}",
-                f"set kv_capacity={prompt_len + max_new_tokens} or more, or shorten the prompt with prompt_tokens=...",
-            )
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from specter.build import check_paths
+from specter.build import build_costs, check_paths, num_slots
 from specter.config import RunConfig, from_values, to_yaml
+from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.live import LiveModel
 from specter.progress import make_progress
@@ -83,8 +84,6 @@ def check_writable(directory: Path) -> None:
 def encode(tokenizer: Tokenizer, text: str, config: RunConfig) -> list[int]:
     """Token ids of a prompt, cut to its first `prompt_tokens`."""
     ids: list[int] = tokenizer.encode(text).ids
-    if not ids:
-        raise SpecterError("the prompt has no tokens", "give a text, or another data set input")
     return ids[: config.prompt_tokens] if config.prompt_tokens else ids
 
 
@@ -119,10 +118,12 @@ def run(config: RunConfig, console: Console) -> None:
     """Runs one configuration live, writes its directory, prints text and summary."""
     directory = Path(config.results) / run_id(config)
     check_paths(config)
+    num_slots(config, build_costs(config))
     check_writable(directory)
     tokenizer = Tokenizer.from_file(config.model.tokenizer)
     prompt = encode(tokenizer, prompt_text(config), config)
     warmup = encode(tokenizer, warmup_text(), config)
+    check_length(len(prompt), config.max_new_tokens, config.kv_capacity)
     with make_progress(console) as progress:
         live = LiveModel.load(config, progress)
         # Warm-up, the run itself, and plain decoding to compare with.

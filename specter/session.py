@@ -50,7 +50,6 @@ def run_input(
     """
     recorder = RecordingModel(model)
     engine = build_engine(config, recorder, sampler, mover)
-    engine.check_length(len(prompt), config.max_new_tokens)
     warmup = None
     if config.warmup_tokens:
         generation = engine.generate(warmup_prompt, config.warmup_tokens, on_commit)

@@ -19,8 +19,11 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> None:
 def tiled_product(mm: Product, x: Tensor, weight: Tensor, tile: int) -> Tensor:
     """x [n * tile, K] @ weight [K, N], one product of `tile` rows at a time: a row's bits depend on no other tile."""
     out = x.new_empty(x.shape[0], weight.shape[1])
-    for begin in range(0, x.shape[0], tile):
-        mm(x[begin : begin + tile], weight, out[begin : begin + tile])
+    if x.shape[0] == tile:
+        mm(x, weight, out)
+        return out
+    for rows, result in zip(x.split(tile), out.split(tile), strict=True):
+        mm(rows, weight, result)
     return out
 
 

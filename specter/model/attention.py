@@ -54,36 +54,36 @@ class RotaryPairs:
         self.turns = turns.to(device=device, dtype=dtype.to_complex())
 
 
-@dataclass(slots=True)
 class Span:
-    """Consecutive positions of one pass in whole tiles; rows from `num_rows` on are padding.
+    """Consecutive positions of one pass in whole tiles, and what attention over them needs in every layer.
 
-    Everything here depends on positions only, and is made once per pass for all layers.
+    Made once per pass. Rows from `num_rows` on are padding: they are computed, and written nowhere.
     """
 
-    position: int
-    num_rows: int
-    tile: int
-    turns: Tensor  # complex [R, 1, W / 2]
-    masks: Tensor  # [R, 1, storage], added to scores
-    num_key_blocks: list[int]  # per tile: the blocks that its real rows can see
+    def __init__(
+        self, rotary: RotaryPairs, cache: KVCache, num_heads: int, position: int, num_rows: int, tile: int
+    ) -> None:
+        num_tiles = -(-num_rows // tile)
+        self.num_rows = num_rows
+        self.tile = tile
+        self.padded_rows = num_tiles * tile  # R
+        self.stored = slice(position, position + num_rows)
+        latents = cache.latents
+        positions = torch.arange(position, position + self.padded_rows, device=latents.device)
+        positions.clamp_(max=cache.capacity - 1)
+        self.turns = rotary.turns[positions][:, None]  # complex [R, 1, W / 2]
+        hidden = torch.arange(cache.storage, device=latents.device) > positions[:, None]
+        masks = hidden.to(latents.dtype).mul_(_MASKED)[:, None]  # [R, 1, storage], added to scores
+        # Per tile: its mask, and how many key blocks its real rows can see.
+        ends = [min(position + (i + 1) * tile, self.stored.stop) for i in range(num_tiles)]
+        self.tiles = [(mask, -(-end // KEY_BLOCK)) for mask, end in zip(masks.split(tile), ends, strict=True)]
 
-
-def make_span(rotary: RotaryPairs, cache: KVCache, position: int, num_rows: int, tile: int) -> Span:
-    """Lays `num_rows` rows from `position` on into tiles of `tile` rows."""
-    num_tiles = -(-num_rows // tile)
-    device = cache.latents.device
-    positions = torch.arange(position, position + num_tiles * tile, device=device).clamp_(max=cache.capacity - 1)
-    hidden = torch.arange(cache.storage, device=device) > positions[:, None]
-    ends = [min(position + (i + 1) * tile, position + num_rows) for i in range(num_tiles)]
-    return Span(
-        position=position,
-        num_rows=num_rows,
-        tile=tile,
-        turns=rotary.turns[positions][:, None],
-        masks=(hidden.to(cache.latents.dtype) * _MASKED)[:, None],
-        num_key_blocks=[-(-end // KEY_BLOCK) for end in ends],
-    )
+        # Scratch of one tile, reused by all; scores of blocks that are left out stay finite, and masked.
+        self.scores = latents.new_zeros(tile, num_heads, cache.storage)
+        self.probs = torch.empty_like(self.scores)
+        self.score_blocks = self.scores.flatten(0, 1).split(KEY_BLOCK, dim=1)
+        self.prob_blocks = self.probs.flatten(0, 1).split(KEY_BLOCK, dim=1)
+        self.part = latents.new_empty(tile * num_heads, cache.kv_lora)
 
 
 def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache: KVCache, layer: int) -> Tensor:
@@ -92,28 +92,25 @@ def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache:
     Products run on whole tiles and on key blocks of one size. A block that no real row sees is left out: it
     would add exact zeros, since the softmax always runs over the whole storage, masked.
     """
-    num_rows, tile, lora, width = x.shape[0], span.tile, cache.kv_lora, cache.width
-    heads = tiled_product(mm, x, weights.into, tile).view(num_rows, -1, width)
+    lora, width = cache.kv_lora, cache.width
+    heads = tiled_product(mm, x, weights.into, span.tile).view(span.padded_rows, -1, width)
     num_heads = heads.shape[1] - 1
     latent = heads[:, num_heads, :lora]
     latent.copy_(F.rms_norm(latent, (lora,), None, _LATENT_NORM_EPS))
     pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
-    begin, end = span.position, span.position + span.num_rows
-    torch.mul(pairs[: span.num_rows, num_heads], span.turns[: span.num_rows, 0], out=cache.pairs[layer, begin:end])
-    queries = torch.view_as_real(pairs[:, :num_heads] * span.turns).view(-1, tile * num_heads, width)
+    turned = torch.view_as_real(pairs * span.turns).flatten(-2)  # [R, H + 1, W]
+    cache.latents[layer, span.stored] = turned[: span.num_rows, num_heads]
 
-    keys = cache.latents[layer]
-    scores = x.new_zeros(tile * num_heads, cache.storage)
-    context = x.new_empty(queries.shape[0], tile * num_heads, lora)
-    part = torch.empty_like(context[0])
-    for index, num_blocks in enumerate(span.num_key_blocks):
-        blocks = [slice(i * KEY_BLOCK, (i + 1) * KEY_BLOCK) for i in range(num_blocks)]
-        for block in blocks:
-            mm(queries[index], keys[block].t(), scores[:, block])
-        mask = span.masks[index * tile : (index + 1) * tile]
-        probs = torch.softmax(scores.view(tile, num_heads, -1) + mask, dim=-1).view_as(scores)
-        mm(probs[:, blocks[0]], keys[blocks[0], :lora], context[index])
-        for block in blocks[1:]:
-            mm(probs[:, block], keys[block, :lora], part)
-            context[index].add_(part)
-    return tiled_product(mm, context.view(num_rows, -1), weights.out, tile)
+    queries = turned[:, :num_heads].reshape(-1, span.tile * num_heads, width).unbind(0)
+    context = x.new_empty(span.padded_rows, num_heads * lora)
+    contexts = context.view(-1, span.tile * num_heads, lora).unbind(0)
+    keys, values = cache.blocks[layer]
+    for query, out, (mask, num_blocks) in zip(queries, contexts, span.tiles, strict=True):
+        for key, block in zip(keys[:num_blocks], span.score_blocks, strict=False):
+            mm(query, key, block)
+        torch.softmax(span.scores + mask, dim=-1, out=span.probs)
+        mm(span.prob_blocks[0], values[0], out)
+        for index in range(1, num_blocks):
+            mm(span.prob_blocks[index], values[index], span.part)
+            out.add_(span.part)
+    return tiled_product(mm, context, weights.out, span.tile)

@@ -19,7 +19,7 @@ from torch import Tensor
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.kernels import Product, expert_tiles, gated, product, tiled_product
-from specter.model.attention import AttentionWeights, RotaryPairs, Span, absorb, attend, make_span
+from specter.model.attention import AttentionWeights, RotaryPairs, Span, absorb, attend
 from specter.model.base import DraftStep, Output, Routing
 from specter.model.checkpoint import Checkpoint
 from specter.model.kv_cache import KVCache
@@ -213,9 +213,9 @@ class Decoder:
     # -- the layers, on one block of rows ---------------------------------------------------------
 
     def _embed(self, tokens: Sequence[int], position: int, tile: int) -> _Rows:
-        span = make_span(self._rotary, self.cache, position, len(tokens), tile)
+        span = Span(self._rotary, self.cache, self.spec.num_heads, position, len(tokens), tile)
         embedding = self._weights.embedding
-        x = embedding.new_zeros(span.turns.shape[0], self.spec.hidden)
+        x = embedding.new_zeros(span.padded_rows, self.spec.hidden)
         torch.index_select(embedding, 0, torch.tensor(tokens, device=x.device), out=x[: len(tokens)])
         return _Rows(x, span)
 
@@ -240,17 +240,17 @@ class Decoder:
 
     def _run_experts(self, rows: _Rows, experts: Sequence[int], slots: Sequence[int]) -> None:
         tile, dump = rows.span.tile, rows.expert_rows.shape[0] - 1
-        parts: list[NDArray[np.int64]] = []
-        tile_slots: list[int] = []
-        for expert, slot in zip(experts, slots, strict=True):
-            mine = rows.by_expert[rows.starts[expert] : rows.starts[expert + 1]]
-            num_tiles = -(-mine.size // tile)
-            parts += [mine, np.full(num_tiles * tile - mine.size, dump)]
-            tile_slots += [slot] * num_tiles
-            rows.num_pending -= mine.size
+        parts = [rows.by_expert[rows.starts[expert] : rows.starts[expert + 1]] for expert in experts]
+        num_tiles = [-(-part.size // tile) for part in parts]
+        tile_slots = [slot for slot, num in zip(slots, num_tiles, strict=True) for _ in range(num)]
         if not tile_slots:
             return
-        target = np.concatenate(parts)
+        target = np.full(len(tile_slots) * tile, dump)
+        begin = 0
+        for part, num in zip(parts, num_tiles, strict=True):
+            target[begin : begin + part.size] = part
+            begin += num * tile
+            rows.num_pending -= part.size
         source = np.where(target == dump, 0, target // self.top_k)
         x = rows.normed.index_select(0, torch.from_numpy(source).to(rows.x.device))
         results = expert_tiles(

@@ -28,8 +28,10 @@ class KVCache:
         self.width = spec.kv_lora + spec.rope_dim
         self.storage = -(-capacity // KEY_BLOCK) * KEY_BLOCK
         self.latents = torch.zeros(spec.num_layers, self.storage, self.width, dtype=dtype, device=device)
-        # Interleaved rotary pairs are complex numbers: [L, storage, (kv_lora + rope_dim) / 2].
-        self.pairs = torch.view_as_complex(self.latents.unflatten(-1, (-1, 2)))
+        # Per layer: views of every key block, transposed [W, KEY_BLOCK], and of its values [KEY_BLOCK, kv_lora].
+        self.blocks = [
+            (layer.t().split(KEY_BLOCK, dim=1), layer[:, : spec.kv_lora].split(KEY_BLOCK)) for layer in self.latents
+        ]
 
     def extend(self, position: int, num_rows: int) -> None:
         """Makes `position`… the end of the cache, rewriting what was there.

@@ -56,7 +56,7 @@ def quantize_gptq(
             error = (weight - scale * (code - zero)) / factor[..., column, column, None]
             errors[..., column - start, :] = error
             remaining[..., column + 1 : end, :] -= factor[..., column, column + 1 : end, None] * error[..., None, :]
-        pass
+        remaining[..., end:, :] -= factor[..., start:end, end:].mT @ errors
     return Int4Matrices(codes.mT.contiguous(), grid.scales, grid.zeros, grid.group)
 
 

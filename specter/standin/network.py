@@ -101,12 +101,12 @@ class _Permute(torch.autograd.Function):
     """Rows in a given order; the backward pass gathers too, where plain indexing would scatter with atomics."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override, no-untyped-def]
+    def forward(ctx, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(inverse)
         return rows[order]
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override, no-untyped-def]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
         (inverse,) = ctx.saved_tensors
         return grad[inverse], None, None
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from specter.errors import SpecterError
 from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec
 from specter.standin.checkpoint import load_standin, save_standin, to_hub
-from specter.standin.corpus import CORPUS, ROOT, TOKENIZER, TOKENS, load_tokens
+from specter.standin.corpus import ROOT, TOKENIZER, TOKENS, load_tokens
 from specter.standin.network import Network, Weights
 from specter.standin.quality import QualityMeter, load_summary
 from specter.standin.trainer import (
@@ -70,7 +70,7 @@ def parse_options(arguments: list[str]) -> Options:
     Raises:
         SpecterError: unknown key or model, or a value of the wrong type.
     """
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(Options)}
+    kinds: dict[str, Any] = {name: type(value) for name, value in dataclasses.asdict(Options()).items()}
     values: dict[str, Any] = {}
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -162,6 +162,7 @@ def run(options: Options) -> dict[str, Any]:
     out = Path(options.out) if options.out else ROOT / "data" / "standins" / options.model
     settings = TrainSettings(options.seconds, options.batch, options.length, options.peak_lr, seed=options.seed)
     arrays = load_tokens(Path(options.data))
+    corpus = json.loads((Path(options.data).parent / "corpus.json").read_text())
     tokens = {name: torch.from_numpy(values.astype("int32")).to(options.device) for name, values in arrays.items()}
     print({name: len(values) for name, values in tokens.items()}, flush=True)
     trainer, timings = pick_variant(spec, settings, options.device, tokens["train"])
@@ -200,7 +201,7 @@ def run(options: Options) -> dict[str, Any]:
         "num_tokens_seen": num_steps * settings.batch * settings.length,
         "loss_curve": [dataclasses.asdict(point) for point in curve],
         "rounding_noise": noise_history,
-        "corpus": json.loads((CORPUS / "corpus.json").read_text()),
+        "corpus": corpus,
     }
     _write(record, out)
     weights = load_standin(spec, out)

@@ -1,0 +1,95 @@
+"""How figures look: size, the line of provenance at the bottom, grouped bars, and files that do not change."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+matplotlib.use("Agg")
+plt.style.use(Path(__file__).with_name("specter.mplstyle"))
+
+COLOURS = {"specter": "#0072B2", "lru": "#E69F00", "on_demand": "#9a9a9a", "resident": "#009E73"}
+MODES = {"greedy": "#56B4E9", "seeded": "#0072B2", "teacher-forced": "#D55E00"}
+PAPER = "#222222"  # published values
+WIDE, NARROW = 7.2, 4.0  # inches: two columns, one column
+FOOTER_POINTS = 6.2
+
+
+def panels(rows: int, columns: int, width: float, height: float, **options: object) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of rows x columns panels, inches."""
+    figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False, **options)  # type: ignore[arg-type]
+    return figure, axes.tolist()
+
+
+def footer(figure: Figure, text: str) -> None:
+    """Writes the line that says where the numbers come from, and makes room for it."""
+    width, height = figure.get_size_inches()
+    characters = int(width * 72 / (FOOTER_POINTS * 0.5))
+    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, characters)]
+    room = (len(lines) * FOOTER_POINTS * 1.3 + 6) / 72
+    figure.set_size_inches(width, height + room)
+    share = room / (height + room)
+    figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))  # type: ignore[union-attr, call-arg]
+    figure.text(
+        0.01, 0.012, "\n".join(lines), fontsize=FOOTER_POINTS, color="#555555", va="bottom", ha="left", linespacing=1.25
+    )
+
+
+def save(figure: Figure, paths: Sequence[Path]) -> None:
+    """Writes every path in the format of its suffix, without dates, so that equal figures are equal files."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
+        figure.savefig(path, metadata=metadata)
+    plt.close(figure)
+
+
+def grouped_bars(
+    axes: Axes,
+    means: pd.DataFrame,
+    spreads: pd.DataFrame | None,
+    colours: dict[str, str],
+    labels: dict[str, str],
+    value_format: str = "{:.0f}",
+    label_all: bool = False,
+) -> dict[str, np.ndarray]:
+    """Bars of `means` [groups, series] with symmetric whiskers `spreads`. Returns each series' bar centres.
+
+    The last group (the average) is set apart, and its bars, or all bars, carry their values.
+    """
+    groups, series = list(means.index), list(means.columns)
+    width = 0.8 / len(series)
+    base = np.arange(len(groups), dtype=float)
+    if len(groups) > 1 and not label_all:
+        base[-1] += 0.35
+    centres: dict[str, np.ndarray] = {}
+    for index, name in enumerate(series):
+        x = base + (index - (len(series) - 1) / 2) * width
+        centres[name] = x
+        errors = None if spreads is None else spreads[name].where(spreads[name] > 0).to_numpy()
+        axes.bar(x, means[name], width * 0.92, yerr=errors, color=colours[name], label=labels[name],
+                 error_kw={"elinewidth": 0.7, "ecolor": "#333333"})  # fmt: skip
+        for position, value in zip(x, means[name], strict=True):
+            if (label_all or position == x[-1]) and np.isfinite(value):
+                axes.annotate(value_format.format(value), (position, value), (0, 2), textcoords="offset points",
+                              ha="center", fontsize=5.8, color="#222222")  # fmt: skip
+    axes.set_xticks(base, groups, fontsize=6.6)
+    axes.tick_params(axis="x", length=0)
+    if len(groups) > 1 and not label_all:
+        axes.axvline((base[-2] + base[-1]) / 2, color="#cccccc", linewidth=0.7)
+    return centres
+
+
+def half_widths(values: pd.Series) -> float:
+    """Half the 95 % confidence interval of a mean over inputs (Student's t); 0 for a single input."""
+    t95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+    count = len(values)
+    return 0.0 if count < 2 else t95.get(count, 1.96) * float(values.std(ddof=1)) / count**0.5

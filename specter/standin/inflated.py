@@ -1,0 +1,290 @@
+"""A narrow checkpoint seen at full size: the same function, every byte and flop of the wide model.
+
+Reads like a `Checkpoint`, tensor by tensor, so that a loader streams it layer by layer and nothing is held twice.
+Construction: docs/decisions and `specter.standin.isometry`. With the tiled layout norm gains stay in the norms and
+all factors on quantised matrices are powers of two; with the random one gains are folded into the next matrix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.model.checkpoint import Checkpoint
+from specter.model.rope import softmax_scale
+from specter.model.spec import ModelSpec
+from specter.quantize.int4 import Int4Experts, Int4Matrices
+from specter.standin.isometry import Isometry, Layout, NeuronCopies
+
+GROUP = 128  # input channels per INT4 group of a full-size model
+_SAME = ("num_layers", "num_dense_layers", "num_experts", "top_k", "rope_dim", "routed_scaling", "norm_eps", "rope")
+_WHOLE = ("hidden", "dense_inter", "expert_inter", "shared_inter", "num_heads", "nope_dim", "v_dim", "kv_lora")
+
+
+class InflatedCheckpoint:
+    """The wide model `spec`, computed from `narrow` as it is asked for."""
+
+    def __init__(
+        self,
+        narrow: Checkpoint,
+        spec: ModelSpec,
+        layout: Layout = "tiled",
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        """
+        Raises:
+            SpecterError: `spec` is not `narrow` at whole multiples of its widths, or the layout is unknown.
+        """
+        check_inflatable(narrow.spec, spec)
+        if layout not in get_args(Layout):
+            raise SpecterError(f"layout={layout} is unknown", f"use layout={' or layout='.join(get_args(Layout))}")
+        self.narrow = narrow
+        self.spec = spec
+        self.layout = layout
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._seed = seed
+        generator = torch.Generator().manual_seed(seed) if layout == "random" else None
+
+        def isometry(narrow: int, wide: int) -> Isometry:
+            if generator is None:
+                return Isometry(narrow, wide)
+            return Isometry.random(narrow, wide, generator, self.device)
+
+        old = narrow.spec
+        self._hidden = isometry(old.hidden, spec.hidden)
+        self._latent = isometry(old.kv_lora, spec.kv_lora)
+        self._nope = [isometry(old.nope_dim, spec.nope_dim) for _ in range(old.num_heads)]
+        self._value = [isometry(old.v_dim, spec.v_dim) for _ in range(old.num_heads)]
+        self._dense = NeuronCopies.build(old.dense_inter, spec.dense_inter, generator)
+        self._shared = NeuronCopies.build(old.shared_inter, spec.shared_inter, generator)
+        self._routed = NeuronCopies.build(old.expert_inter, spec.expert_inter, generator)
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor of the wide model by its hub name, `dtype` on `device`; routed experts fused (see `experts`)."""
+        head, _, kind = name.removesuffix(".weight").rpartition(".")
+        if kind in ("gate_up_proj", "down_proj") and head.endswith(".experts"):
+            layer = int(head.split(".")[2]) - self.spec.num_dense_layers
+            return self.experts(layer)[kind == "down_proj"]
+        return self._wide(name, head, kind).to(self.dtype)
+
+    def experts(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Routed experts of MoE layer `layer`: gate_up [E, 2F, D], down [E, D, F], `dtype` on `device`."""
+        gate_up, down = (part.to(self.device) for part in self.narrow.experts(layer))
+        gate, up = gate_up.chunk(2, dim=1)
+        gain = self._read(f"model.layers.{layer + self.spec.num_dense_layers}.post_attention_layernorm.weight")
+        wide = torch.cat((self._gate(gate, gain, self._routed), self._up(up, gain, self._routed)), dim=1)
+        return wide.to(self.dtype), self._down(down, self._routed).to(self.dtype)
+
+    def int4(self, experts: Int4Experts, layer: int) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
+        """gate, up and down [E, out, in] of one MoE layer on `device`, tiled from the narrow model's `experts`.
+
+        Their dequantised values are exactly the inflated dequantised narrow ones.
+
+        Raises:
+            SpecterError: the random layout, groups that do not tile, or scales too small for fp16.
+        """
+        if self.layout != "tiled":
+            raise SpecterError(
+                "INT4 codes cannot be carried through a random isometry", "use layout=tiled, or quantise the wide model"
+            )
+        parts = []
+        for name in ("gate", "up", "down"):
+            batch: Int4Matrices = getattr(experts, name)
+            parts.append(
+                Int4Matrices(
+                    batch.codes[layer].to(self.device),
+                    batch.scales[layer].to(self.device),
+                    batch.zeros[layer].to(self.device),
+                    batch.group,
+                )
+            )
+        gate, up, down = parts
+        copies, hidden, inter = self._routed, self.spec.hidden, self.spec.expert_inter
+        return (
+            tile_int4(gate, inter, hidden, torch.ones(hidden // gate.codes.shape[-1])),
+            tile_int4(up, inter, hidden, torch.full((hidden // up.codes.shape[-1],), copies.up)),
+            tile_int4(down, hidden, inter, torch.tensor(copies.down)),
+        )
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors under the hub's names, routed experts one by one, in the order of the layers."""
+        yield from ((name, self.tensor(name)) for name in ("model.embed_tokens.weight",))
+        for layer in range(self.spec.num_layers):
+            prefix = f"model.layers.{layer}"
+            is_dense = layer < self.spec.num_dense_layers
+            mlp = f"{prefix}.mlp" if is_dense else f"{prefix}.mlp.shared_experts"
+            names = [f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"]
+            names += [f"{prefix}.self_attn.{part}" for part in ("q_proj", "kv_a_proj_with_mqa", "kv_a_layernorm")]
+            names += [f"{prefix}.self_attn.kv_b_proj", f"{prefix}.self_attn.o_proj"]
+            names += [] if is_dense else [f"{prefix}.mlp.gate"]
+            names += [f"{mlp}.{part}_proj" for part in ("gate", "up", "down")]
+            yield from ((f"{name}.weight", self.tensor(f"{name}.weight")) for name in names)
+            if is_dense:
+                continue
+            gate_up, down = self.experts(layer - self.spec.num_dense_layers)
+            for expert in range(self.spec.num_experts):
+                stem = f"{prefix}.mlp.experts.{expert}"
+                gate, up = gate_up[expert].chunk(2)
+                yield f"{stem}.gate_proj.weight", gate
+                yield f"{stem}.up_proj.weight", up
+                yield f"{stem}.down_proj.weight", down[expert]
+        yield from ((name, self.tensor(name)) for name in ("model.norm.weight", "lm_head.weight"))
+
+    def digest(self) -> str:
+        """SHA-256 of the narrow checkpoint's digest and of everything that turns it into this one."""
+        parts = (self.narrow.digest(), self.spec.digest(), self.layout, str(self._seed), str(self.dtype))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    # -- inside: fp32, [out, in] as on the hub ----------------------------------------------------
+
+    def _read(self, name: str) -> Tensor:
+        return self.narrow.tensor(name).to(self.device)
+
+    def _wide(self, name: str, head: str, kind: str) -> Tensor:
+        value = self._read(name)
+        mlp_gain = f"{head.split('.mlp')[0]}.post_attention_layernorm.weight"
+        copies = self._shared if head.endswith(".shared_experts") else self._dense
+        match kind:
+            case "embed_tokens":
+                return self._pad_vocab(self._hidden.columns(value))
+            case "lm_head":
+                return self._pad_vocab(self._reader(value, self._read("model.norm.weight")))
+            case "norm" | "input_layernorm" | "post_attention_layernorm":
+                return self._gain(self._hidden, value)
+            case "kv_a_layernorm":
+                return self._gain(self._latent, value)
+            case "q_proj":
+                return self._q(value, self._attention_gain(head))
+            case "kv_a_proj_with_mqa":
+                latent, key = value.split((self.narrow.spec.kv_lora, self.spec.rope_dim))
+                return self._reader(torch.cat((self._latent.rows(latent), key)), self._attention_gain(head))
+            case "kv_b_proj":
+                return self._kv_b(value, self._read(f"{head}.kv_a_layernorm.weight"))
+            case "o_proj":
+                return self._o(value)
+            case "gate":
+                return self._reader(value, self._read(mlp_gain))
+            case "gate_proj":
+                return self._gate(value, self._read(mlp_gain), copies)
+            case "up_proj":
+                return self._up(value, self._read(mlp_gain), copies)
+            case "down_proj":
+                return self._down(value, copies)
+        raise SpecterError(f"{name} is not a tensor of {self.spec.name}", "use a hub name, routed experts fused")
+
+    def _attention_gain(self, head: str) -> Tensor:
+        return self._read(f"{head.removesuffix('.self_attn')}.input_layernorm.weight")
+
+    def _gain(self, axis: Isometry, gain: Tensor) -> Tensor:
+        """The wide norm's gain: it undoes the length, and keeps the narrow gain if that tiles."""
+        wide = axis.rows(gain[:, None])[:, 0] if self.layout == "tiled" else torch.ones(axis.wide, device=self.device)
+        return wide * axis.shrink
+
+    def _reader(self, weight: Tensor, gain: Tensor) -> Tensor:
+        """A matrix [..., out, d] that reads the normalised hidden state, as [..., out, D]."""
+        return self._hidden.columns(weight if self.layout == "tiled" else weight * gain)
+
+    def _pad_vocab(self, rows: Tensor) -> Tensor:
+        return F.pad(rows, (0, 0, 0, self.spec.vocab - rows.shape[0]))
+
+    def _repeat_heads(self, heads: Tensor) -> Tensor:
+        """[h, rows, columns] -> [H * rows, columns]; wide head i is narrow head i % h."""
+        return heads.repeat(self.spec.num_heads // heads.shape[0], 1, 1).flatten(0, 1)
+
+    def _q(self, weight: Tensor, gain: Tensor) -> Tensor:
+        old = self.narrow.spec
+        heads = weight.view(old.num_heads, old.qk_dim, -1) * (softmax_scale(old) / softmax_scale(self.spec))
+        wide = [
+            torch.cat((axis.rows(head[: old.nope_dim]) * axis.shrink, head[old.nope_dim :]))
+            for axis, head in zip(self._nope, heads, strict=True)
+        ]
+        return self._reader(self._repeat_heads(torch.stack(wide)), gain)
+
+    def _kv_b(self, weight: Tensor, gain: Tensor) -> Tensor:
+        old = self.narrow.spec
+        heads = (weight if self.layout == "tiled" else weight * gain).view(old.num_heads, -1, old.kv_lora)
+        wide = [
+            torch.cat((nope.rows(head[: old.nope_dim]), value.rows(head[old.nope_dim :])))
+            for nope, value, head in zip(self._nope, self._value, heads, strict=True)
+        ]
+        return self._latent.columns(self._repeat_heads(torch.stack(wide)))
+
+    def _o(self, weight: Tensor) -> Tensor:
+        old, num_copies = self.narrow.spec, self.spec.num_heads // self.narrow.spec.num_heads
+        heads = weight.unflatten(1, (old.num_heads, old.v_dim)).unbind(1)
+        wide = [axis.columns(head) * (axis.shrink / num_copies) for axis, head in zip(self._value, heads, strict=True)]
+        return self._hidden.rows(torch.cat(wide * num_copies, dim=1))
+
+    def _gate(self, weight: Tensor, gain: Tensor, copies: NeuronCopies) -> Tensor:
+        return self._reader(weight, gain).repeat(*[1] * (weight.dim() - 2), len(copies.down), 1)
+
+    def _up(self, weight: Tensor, gain: Tensor, copies: NeuronCopies) -> Tensor:
+        return self._gate(weight * copies.up, gain, copies)
+
+    def _down(self, weight: Tensor, copies: NeuronCopies) -> Tensor:
+        repeated = weight.repeat(*[1] * (weight.dim() - 1), len(copies.down))
+        return self._hidden.rows(repeated * copies.column_factors(weight.shape[-1]).to(self.device))
+
+
+def check_inflatable(narrow: ModelSpec, wide: ModelSpec) -> None:
+    """Raises SpecterError unless `wide` is `narrow` at whole multiples of its widths."""
+    remedy = f"inflate a stand-in trained for {wide.name}"
+    for field in _SAME:
+        if getattr(narrow, field) != getattr(wide, field):
+            raise SpecterError(
+                f"{narrow.name} has {field}={getattr(narrow, field)}, {wide.name} {getattr(wide, field)}", remedy
+            )
+    for field in _WHOLE:
+        if getattr(wide, field) % getattr(narrow, field):
+            raise SpecterError(
+                f"{field}={getattr(wide, field)} of {wide.name} is no multiple of {getattr(narrow, field)}", remedy
+            )
+    if wide.vocab < narrow.vocab:
+        raise SpecterError(f"{narrow.name} has {narrow.vocab} tokens, {wide.name} only {wide.vocab}", remedy)
+
+
+def tile_int4(narrow: Int4Matrices, num_rows: int, num_columns: int, factors: Tensor) -> Int4Matrices:
+    """Codes of a matrix tiled to [..., num_rows, num_columns], copy c of the columns scaled by `factors[c]`.
+
+    A narrow row of at most `GROUP` columns must be one group; groups then are `GROUP` wide and hold whole copies.
+
+    Raises:
+        SpecterError: groups that do not tile, or a scale that fp16 cannot hold after its factor.
+    """
+    *batch, rows, columns = narrow.codes.shape
+    num_copies = num_columns // columns
+    group = narrow.group if columns > GROUP else min(GROUP, num_columns)
+    copies_per_group = max(1, group // columns)
+    alike = factors.view(-1, copies_per_group) if num_copies % copies_per_group == 0 else None
+    if group % narrow.group or (columns <= GROUP and narrow.group != columns) or alike is None:
+        raise SpecterError(
+            f"groups of {narrow.group} in rows of {columns} do not tile groups of {group}",
+            "quantise the stand-in with group=128",
+        )
+    if bool((alike != alike[:, :1]).any()):
+        raise SpecterError("copies within one INT4 group have unequal weights", "use other widths for the stand-in")
+    leading = [1] * len(batch)
+    down = num_rows // rows
+    per_group = alike[:, 0].to(narrow.scales.device).repeat_interleave(narrow.scales.shape[-1])
+    exact = narrow.scales.float().repeat(*leading, 1, alike.shape[0]) * per_group
+    scales = exact.half()
+    if not bool((scales.float() == exact).all()):
+        raise SpecterError(
+            f"{int((scales.float() != exact).sum())} INT4 scales are too small for fp16 once inflated",
+            "train the stand-in longer, or quantise its experts by round-to-nearest",
+        )
+    return Int4Matrices(
+        codes=narrow.codes.repeat(*leading, down, num_copies),
+        scales=scales.repeat(*leading, down, 1),
+        zeros=narrow.zeros.repeat(*leading, down, alike.shape[0]),
+        group=group,
+    )

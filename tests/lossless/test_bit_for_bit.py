@@ -1,0 +1,123 @@
+"""The promise: every system's output equals plain target decoding with everything resident, token for token.
+
+And, under it, logits bit for bit: the plain run's KV and outputs are compared as bits in tests/model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from baselines import lru, on_demand, resident
+from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
+from specter.live import LiveModel
+from specter.recording import Recording
+from specter.session import replay_input
+from specter.timeline.hardware import load_hardware
+from tests.helpers import TINY, open_live, write_random
+
+SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
+RIVALS = [lru.SYSTEM, on_demand.SYSTEM, resident.SYSTEM]
+PROMPTS = [[5, 17, 3], [1], [96, 0, 44, 44, 44], list(range(1, 18)), [7] * 33, [60, 2, 9, 31, 8, 77, 12]]
+SAMPLINGS = [SamplingConfig("greedy"), SamplingConfig("seeded", temperature=0.9, seed=3)]
+BUDGETS = ["high", "low", "smallest"]
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    write_random(path, TINY, seed=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def live(directory: Path) -> LiveModel:
+    opened = open_live(directory, num_slots=TINY.num_experts)
+    return LiveModel(opened.decoder, opened.store, notes={})
+
+
+@pytest.fixture(scope="module")
+def config(directory: Path) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig("tiny", str(directory), "standin", "", "itself", "", {"high": 4, "low": 1.5}),
+        system=SPECTER,
+        budget=BudgetConfig("high"),
+        dataset=DatasetConfig("none", "shipped", "", ""),
+        sampling=SAMPLINGS[0],
+        hardware=load_hardware(Path("conf/hardware/a100_40gb_pcie4.yaml")),
+        max_new_tokens=NUM_TOKENS,
+        warmup_tokens=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]]:
+    """Plain decoding of every prompt by every sampling, everything resident."""
+    return {
+        (sampling.kind, i): live.run(
+            replace(config, system=resident.SYSTEM, sampling=sampling, warmup_tokens=0), prompt, ()
+        ).generation.tokens
+        for sampling in SAMPLINGS
+        for i, prompt in enumerate(PROMPTS)
+    }
+
+
+def runs(live: LiveModel, config: RunConfig, plain: dict[tuple[str, int], list[int]]) -> None:
+    """All prompts and samplings of one system, depth and budget equal plain decoding."""
+    for sampling, (i, prompt) in itertools.product(SAMPLINGS, enumerate(PROMPTS)):
+        result = live.run(replace(config, sampling=sampling), prompt, [3, 1, 4])
+        assert result.generation.tokens == plain[sampling.kind, i], (sampling.kind, prompt)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 16, 32])
+@pytest.mark.parametrize("tier", BUDGETS)
+def test_specter_equals_plain_decoding(live: LiveModel, config: RunConfig, plain, tier: str, k: int):
+    runs(live, replace(config, budget=BudgetConfig(tier), k=k), plain)
+
+
+@pytest.mark.parametrize("system", RIVALS, ids=lambda system: system.name)
+@pytest.mark.parametrize("tier", BUDGETS)
+def test_rivals_equal_plain_decoding(live: LiveModel, config: RunConfig, plain, tier: str, system: SystemConfig):
+    runs(live, replace(config, budget=BudgetConfig(tier), system=system), plain)
+
+
+def test_the_draft_is_worth_its_name_and_sometimes_wrong(live: LiveModel, config: RunConfig):
+    """Else the tests above would not have tried both acceptance and rejection."""
+    results = [live.run(replace(config, k=7, sampling=s), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS]
+    rounds = [record for result in results for record in result.generation.rounds]
+    assert any(record.accepted_len == record.draft_len > 1 for record in rounds)
+    assert any(record.accepted_len < record.draft_len for record in rounds)
+    assert any(record.num_prefetched_used for record in rounds) and any(record.num_misses for record in rounds)
+
+
+def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig):
+    """Bits may differ between thread counts, never within one."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        reference = live.run(replace(config, system=resident.SYSTEM, warmup_tokens=0), PROMPTS[0], ())
+        for k, tier in itertools.product((2, 16), BUDGETS):
+            result = live.run(replace(config, k=k, budget=BudgetConfig(tier)), PROMPTS[0], [3])
+            assert result.generation.tokens == reference.generation.tokens
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("system", [SPECTER, *RIVALS], ids=lambda system: system.name)
+@pytest.mark.parametrize("tier", BUDGETS)
+def test_replay_equals_the_live_run(live: LiveModel, config: RunConfig, tmp_path, tier: str, system: SystemConfig):
+    """One recording, made with everything resident, stands for every budget: records are identical."""
+    config = replace(config, k=7, system=system)
+    source = live.run(replace(config, budget=BudgetConfig("high")), PROMPTS[0], [3, 1])
+    assert source.warmup is not None
+    source.recording.save(tmp_path / "run.safetensors")
+    config = replace(config, budget=BudgetConfig(tier))
+    result = live.run(config, PROMPTS[0], [3, 1])
+    replayed = replay_input(config, Recording.load(tmp_path / "run.safetensors"), source.warmup)
+    assert replayed.generation == result.generation
+    assert replayed.metrics == result.metrics
