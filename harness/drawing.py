@@ -23,9 +23,13 @@ WIDE, NARROW = 7.2, 4.0  # inches: two columns, one column
 FOOTER_POINTS = 6.2
 
 
-def panels(rows: int, columns: int, width: float, height: float, **options: object) -> tuple[Figure, list[list[Axes]]]:
+def panels(
+    rows: int, columns: int, width: float, height: float, sharex: bool = False, sharey: bool = False
+) -> tuple[Figure, list[list[Axes]]]:
     """A figure of rows x columns panels, inches."""
-    figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False, **options)  # type: ignore[arg-type]
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width, height), layout="constrained", squeeze=False, sharex=sharex, sharey=sharey
+    )
     return figure, axes.tolist()
 
 

@@ -15,7 +15,6 @@ from harness.drawing import COLOURS, MODES, NARROW, PAPER, WIDE, footer, grouped
 from harness.frames import (
     DATASETS,
     HARDWARE,
-    MACRO,
     SYSTEMS,
     caveats,
     checkpoint_line,
@@ -66,8 +65,14 @@ def tpot(frames: Frames) -> Figure:
             floors, _ = _by_dataset(part, "floor_trace_ms")
             for system in floors.columns.intersection(["specter", "lru"]):
                 half = 0.36 / len(means.columns)
-                panel.hlines(floors[system], centres[system] - half, centres[system] + half, color="black", lw=1.1,
-                             label="floor_trace" if system == "specter" else None)  # fmt: skip
+                panel.hlines(
+                    floors[system],
+                    centres[system] - half,
+                    centres[system] + half,
+                    color="black",
+                    lw=1.1,
+                    label="floor_trace" if system == "specter" else "",
+                )
             panel.set_title(f"{_budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
         row[0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
@@ -102,7 +107,9 @@ def speedup(frames: Frames) -> Figure:
         table = pd.DataFrame(columns)
         errors = pd.DataFrame(spreads).reindex(table.index)
         names = [titled(DATASETS, name) for name in table.index]
-        grouped_bars(panel, table.set_axis(names), errors.set_axis(names), shades, {n: n for n in table}, "{:.2f}")
+        grouped_bars(
+            panel, table.set_axis(names), errors.set_axis(names), shades, {name: name for name in columns}, "{:.2f}"
+        )
         panel.axhline(1, color="black", lw=0.8)
         panel.set_title(f"Specter against {titled(SYSTEMS, baseline)}")
     axes[0][0].set_ylabel("speed-up (x, ratio of mean TPOTs)")
@@ -139,8 +146,8 @@ def _probe_line(frame: pd.DataFrame) -> str:
     """Provenance of the probes, which no clock and no machine enters."""
     texts = frame.loc[frame["mode"] != "teacher-forced", "dataset"].nunique()
     return (
-        f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; greedy and seeded (T = 0.7): texts "
-        f"generated from {texts} data set{'s' if texts > 1 else ''}; teacher-forced: held-out text; no clock involved"
+        f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; greedy and seeded (T = 0.7): "
+        f"texts generated from {texts} data set{'s' * (texts > 1)}; teacher-forced: held-out text; no clock involved"
     )
 
 
@@ -156,8 +163,8 @@ def fidelity(frames: Frames) -> Figure:
     panel.set_xlabel("MoE layer")
     panel.set_ylabel("experts chosen alike (%)")
     figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    footer(figure, f"Share of the target's top-k experts that the draft chooses too, same position and prefix; in brackets: mean over layers; "
-                   f"axis does not start at 0. {_probe_line(frame)}.")  # fmt: skip
+    what = "Share of the target's top-k experts that the draft chooses too, same position and prefix"
+    footer(figure, f"{what}; in brackets: mean over layers; axis does not start at 0. {_probe_line(frame)}.")
     return figure
 
 

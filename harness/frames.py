@@ -80,7 +80,7 @@ def provenance(frame: pd.DataFrame) -> str:
     num_datasets = frame["dataset"].nunique()
     repeats = "1 repeat (the clock is deterministic)" if set(frame["clock"]) == {"virtual"} else "1 repeat"
     parts = [
-        f"{', '.join(sorted(frame['clock'].unique()))} clock",
+        f"Clock: {', '.join(sorted(frame['clock'].unique()))}",
         listed("hardware", HARDWARE),
         checkpoint_line(frame),
         " and ".join(sampling_title(frame, name) for name in sorted(frame["sampling"].unique())),

@@ -52,6 +52,7 @@ FIGURES = {
 }
 TABLES = {
     "main": ("main",),
+    "systems": ("main",),
     "fidelity": ("probe",),
     "union": ("probe",),
     "k_sweep": ("k_sweep",),
@@ -309,6 +310,10 @@ class ProbePlan:
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> ProbePlan:
+        return cls(**yaml.safe_load(text))
 
 
 def probe_plan(scale_name: str, model: str) -> ProbePlan:

@@ -1,0 +1,113 @@
+"""Measures a draft: routing fidelity per layer, acceptance, expert union and repetition, as one long table.
+
+Greedy and seeded rows come from the recordings, at the K recorded most often; teacher-forced ones from held-out text.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from harness.jobs import progress_bar, run_job, steps
+from harness.plan import Live, ProbePlan
+from harness.recordings import Entry, load_tokenizer, read_manifest
+from specter.config import RunConfig, from_values
+from specter.live import LiveModel
+from specter.metrics import distinct_4grams
+from specter.probes.routing import acceptance, decoded_routing, generated_matches, match, union_sizes
+from specter.probes.teacher import force
+from specter.prompts import shipped_texts
+from specter.recording import Recording
+
+HELD_OUT = Path("data/prompts/heldout.jsonl")
+WINDOWS = range(1, 33)
+FORCED_WINDOW = 16  # the paper's K
+Row = dict[str, Any]
+
+
+def fidelity_rows(matches: NDArray[np.float64]) -> Iterator[Row]:
+    """One row per layer from matches [N, MoE layers]."""
+    for layer, value in enumerate(matches.mean(0)):
+        yield {"quantity": "fidelity", "layer": layer, "value": float(value), "num": len(matches)}
+
+
+def union_rows(routing: NDArray[np.int16], num_experts: int) -> Iterator[Row]:
+    for k, value in union_sizes(routing, num_experts, WINDOWS).items():
+        yield {"quantity": "union", "k": k, "value": value, "num": len(routing)}
+
+
+def scalar(quantity: str, value: float, num: int) -> Row:
+    return {"quantity": quantity, "value": value, "num": num}
+
+
+def generated_rows(entries: Mapping[Live, Entry], sampling: str, num_experts: int) -> Iterator[Row]:
+    """Rows of one data set and sampling."""
+    mine = {live: entry for live, entry in entries.items() if live.sampling == sampling}
+    recorded = Counter(live.k for live in mine if live.k)
+    k = max(recorded, key=lambda depth: (recorded[depth], depth))
+    drafted = [Recording.load(Path(entry.recording)) for live, entry in mine.items() if live.k == k]
+    plain = [Recording.load(Path(entry.recording)) for live, entry in mine.items() if live.k == 0]
+    yield from fidelity_rows(generated_matches(drafted))
+    accepted, examined = acceptance(drafted)
+    yield scalar("acceptance", accepted / examined, examined)
+    for recording in plain:
+        yield from union_rows(decoded_routing(recording), num_experts)
+        yield scalar("distinct_4grams", distinct_4grams(recording.tokens), len(recording.tokens))
+
+
+def forced_rows(model: LiveModel, tokens: list[int]) -> Iterator[Row]:
+    """Rows of one held-out text."""
+    forced = force(model, tokens, FORCED_WINDOW)
+    yield from fidelity_rows(match(forced.draft_routing, forced.target_routing))
+    yield scalar("acceptance", float(forced.agrees.mean()), len(forced.agrees))
+    yield from union_rows(forced.target_routing, model.decoder.num_experts)
+    yield scalar("distinct_4grams", distinct_4grams(tokens), len(tokens))
+
+
+def measure(config: RunConfig, num_texts: int, manifests: list[Path]) -> list[Row]:
+    tokenizer = load_tokenizer(config)
+    texts = [tokenizer.encode(text).ids for text in shipped_texts(HELD_OUT)[:num_texts]]
+    rows: list[Row] = []
+    with progress_bar() as progress:
+        model = LiveModel.load(config, progress)
+        for tokens in steps(texts, f"probe {config.model.name}", progress):
+            cut = tokens[: config.kv_capacity - config.tile_rows]
+            rows += [{"mode": "teacher-forced", "dataset": HELD_OUT.stem} | row for row in forced_rows(model, cut)]
+    for path in manifests:
+        entries, _ = read_manifest(path)
+        for sampling in sorted({live.sampling for live in entries}):
+            found = generated_rows(entries, sampling, model.decoder.num_experts)
+            rows += [{"mode": sampling, "dataset": path.stem} | row for row in found]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", type=ProbePlan.from_yaml, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("manifests", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    config = from_values(arguments.plan.base)
+    torch.set_num_threads(config.threads)
+    named = {
+        "model": config.model.name,
+        "checkpoint_kind": config.model.checkpoint_kind,
+        "charged_as": config.model.charged_as,
+    }
+    rows = measure(config, arguments.plan.num_texts, arguments.manifests)
+    frame = pd.DataFrame([named | {"layer": -1, "k": 0} | row for row in rows])
+    frame.to_parquet(arguments.out, index=False)
+    means = frame.groupby(["quantity", "mode"])["value"].mean().unstack()
+    print(means.loc[["fidelity", "acceptance", "distinct_4grams"]].to_string(float_format="%.4f"))
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -121,6 +121,7 @@ def validate(config: RunConfig) -> RunConfig:
             f"sampling temperature={sampling.temperature}, top_p={sampling.top_p}, top_k={sampling.top_k}",
             "use temperature > 0, 0 < top_p <= 1, top_k >= 0 (0: no limit); sampling=greedy for the argmax",
         )
+    Hardware.from_mapping(to_dict(config.hardware), "hardware")
     if config.budget.experts_per_layer is not None and config.budget.num_bytes is not None:
         raise SpecterError("budget.experts_per_layer and budget.num_bytes are both set", "give one of the two")
     if config.prompt is not None and not config.prompt.strip():

@@ -77,7 +77,7 @@ def check_writable(directory: Path) -> None:
             pass
     except OSError as error:
         raise SpecterError(
-            f"results={directory} cannot be written: {error.strerror}", "set results=... to a directory that can"
+            f"{directory} cannot be written: {error.strerror}", "set results=... to a directory that can"
         ) from None
 
 

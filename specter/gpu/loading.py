@@ -63,21 +63,25 @@ def load_store(
         begin = time.perf_counter()
         return store.open_layer(), time.perf_counter() - begin
 
-    with (
-        ThreadPoolExecutor(1) as opener,
-        Progress(*columns, TimeRemainingColumn(), console=console) as progress,
-    ):
-        task = progress.add_task("load experts", total=store.num_bytes)
-        opening = opener.submit(open_layer)
-        for layer in range(spec.num_moe_layers):
-            arena, seconds = opening.result()
-            open_s += seconds
-            if layer + 1 < spec.num_moe_layers:
-                opening = opener.submit(open_layer)
-            _fill(arena, codec, *source.experts(layer))
-            progress.advance(task, store.layer_bytes)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+    try:
+        with (
+            ThreadPoolExecutor(1) as opener,
+            Progress(*columns, TimeRemainingColumn(), console=console) as progress,
+        ):
+            task = progress.add_task("load experts", total=store.num_bytes)
+            opening = opener.submit(open_layer)
+            for layer in range(spec.num_moe_layers):
+                arena, seconds = opening.result()
+                open_s += seconds
+                if layer + 1 < spec.num_moe_layers:
+                    opening = opener.submit(open_layer)
+                _fill(arena, codec, *source.experts(layer))
+                progress.advance(task, store.layer_bytes)
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+    except BaseException:
+        store.close()
+        raise
     return store, LoadReport(store.num_bytes, time.perf_counter() - start, open_s, store.is_pinned)
 
 

@@ -18,7 +18,7 @@ from specter.model.routing import top_k
 from specter.model.spec import ModelSpec
 from specter.quantize.layer import LayerExperts, LayerInputs, expert_output
 
-SEQUENCES_AT_ONCE = 16  # bounds the memory of attention and of a wide dense layer
+SEQUENCES_AT_ONCE = 8  # bounds the memory of attention and of a wide dense layer
 _LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
 Weight = Callable[[str], Tensor]  # a layer's weight by its name within the layer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ModelSpec
@@ -50,22 +50,7 @@ class Options:
         Raises:
             SpecterError: naming the argument that is unknown, missing or malformed.
         """
-        known = {option.name: option for option in dataclasses.fields(cls)}
-        values: dict[str, Any] = {}
-        for argument in arguments:
-            key, equals, text = argument.partition("=")
-            if key not in known or not equals:
-                raise SpecterError(
-                    f"argument {argument!r} is not understood", f"use key=value; keys: {', '.join(known)}"
-                )
-            try:
-                values[key] = {"Path": Path, "int": int, "str": str}[str(known[key].type)](text)
-            except ValueError:
-                raise SpecterError(f"{key}={text} is not a whole number", f"use {key}=NUMBER") from None
-        for key in ("checkpoint", "out"):
-            if key not in values:
-                raise SpecterError(f"{key} is not given", f"add {key}=DIR")
-        options = cls(**values)
+        options = parse_arguments(cls, arguments)
         if options.method not in METHODS:
             raise SpecterError(f"method={options.method} is unknown", f"use method={' or method='.join(METHODS)}")
         if options.min_tokens < 0 or options.threads < 1:

@@ -102,9 +102,7 @@ class CudaTimeline:
         self._pending = waiting
         return LaneTotals(self._compute_ns, self._link_ns, self._stall_ns, self._copied_bytes, self._num_copies)
 
-    def _issue(
-        self, stream: Any, run: Callable[[], T], after: Iterable[Event], num_bytes: int
-    ) -> tuple[T, CudaEvent]:
+    def _issue(self, stream: Any, run: Callable[[], T], after: Iterable[Event], num_bytes: int) -> tuple[T, CudaEvent]:
         issued, end = self._event(), self._event()
         issued.record(stream)
         start, waits_for_copy = issued, False

@@ -17,6 +17,7 @@ from specter.model.decoder import Decoder, DecoderWeights
 from specter.model.spec import DEEPSEEK_V2_LITE, DEEPSEEK_V2_LITE_NARROW, ModelSpec, RopeSpec
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
+from specter.standin import inflate
 from specter.standin.inflated import InflatedCheckpoint, check_inflatable, tile_int4
 from specter.standin.isometry import NeuronCopies
 from tests.helpers import random_tensors, run_pass
@@ -89,9 +90,8 @@ def test_the_function_is_preserved(narrow: Checkpoint, layout: str) -> None:
 def narrow_int4(checkpoint: Checkpoint) -> Int4Experts:
     gate_up, down = zip(*(checkpoint.experts(layer) for layer in range(checkpoint.spec.num_moe_layers)), strict=True)
     gate, up = torch.stack(gate_up).chunk(2, dim=2)
-    return Int4Experts(
-        *(quantize_rtn(part, 128) for part in (gate, up, torch.stack(down))), method="rtn", num_fallback=0
-    )
+    gates, ups, downs = (quantize_rtn(part, 128) for part in (gate, up, torch.stack(down)))
+    return Int4Experts(gates, ups, downs, method="rtn", num_fallback=0)
 
 
 def test_dequantised_inflated_is_inflated_dequantised(narrow: Checkpoint, tmp_path: Path) -> None:
@@ -175,3 +175,20 @@ def test_int4_that_does_not_tile_is_refused() -> None:
         tile_int4(matrix(32, 2.0**-24), 8, 256, ones / 2)
     with pytest.raises(SpecterError, match="unequal"):
         tile_int4(matrix(32, 1.0), 8, 256, torch.tensor([1.0, 0.5] * 4))
+
+
+def test_the_command_writes_a_readable_directory(
+    narrow: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(inflate.FULL_SIZE, "wide", WIDE)
+    monkeypatch.setattr(inflate, "MAX_SHARD_BYTES", 2**20)
+    out = tmp_path / "out"
+    arguments = [f"checkpoint={narrow.directory}", f"out={out}", "model=wide", "dtype=float32"]
+    assert inflate.main(arguments) == 0
+    assert len(list(out.glob("*.safetensors"))) > 1
+    read, wide = Checkpoint.open(out), InflatedCheckpoint(narrow, WIDE, dtype=torch.float32)
+    assert torch.equal(read.tensor("lm_head.weight"), wide.tensor("lm_head.weight"))
+    assert torch.equal(read.experts(1)[1], wide.experts(1)[1])
+    assert inflate.main(arguments) == 2  # nothing is overwritten
+    assert inflate.main([f"checkpoint={narrow.directory}", f"out={tmp_path / 'o'}", "layout=odd", "model=wide"]) == 2
+    assert inflate.main(["checkpoint=nowhere", "out=x"]) == 2

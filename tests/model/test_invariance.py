@@ -64,10 +64,10 @@ def test_verification_equals_plain_decoding(tmp_path: Path, tile: int, threads: 
 
 def test_waves_and_slots_leave_no_trace(live: Live, threads: int) -> None:
     decoder, store = live.decoder, live.store
-    whole = run_pass(decoder, store, PROMPT, 0)
+    whole = run_pass(decoder, store, VERIFIED, 0)
     kv = snapshot(live)
     decoder.reset()
-    single = run_pass(decoder, store, PROMPT, 0, wave=1, reverse=True)
+    single = run_pass(decoder, store, VERIFIED, 0, wave=1, reverse=True)
     assert torch.equal(torch.stack(whole.outputs), torch.stack(single.outputs))
     assert torch.equal(kv, snapshot(live))
 

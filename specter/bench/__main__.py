@@ -1,0 +1,25 @@
+"""`python -m specter.bench kernels key=value ...`: measures the GPU runtime on this machine."""
+
+from __future__ import annotations
+
+import sys
+
+from specter.bench import kernels
+from specter.errors import SpecterError
+
+BENCHES = {"kernels": kernels.main}
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if not arguments or arguments[0] not in BENCHES:
+            raise SpecterError(f"bench {' '.join(arguments[:1]) or '(none)'} is unknown", f"use {' or '.join(BENCHES)}")
+        BENCHES[arguments[0]](arguments[1:])
+    except SpecterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""Launch choices of every kernel, as measured on the named machine (docs/LOG.md tells how they were found)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specter.kernels.device import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTuning:
+    """One row. `int4_words`: words of codes per step of `down`."""
+
+    qkv: Launch = Launch(4, 2048)
+    out: Launch = Launch(4, 2048)
+    wide: Launch = Launch(4, 2048)
+    dense_down: Launch = Launch(4, 2048)
+    gate_up: Launch = Launch(8, 128)
+    down: Launch = Launch(8, 1024)
+    int4_words: int = 256
+    head: Launch = Launch(8, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTuning:
+    """Tiles of 16 rows; one choice whatever the number of rows."""
+
+    qkv: Launch = Launch(32, 128, 4, 4)
+    out: Launch = Launch(16, 128, 4, 5)
+    wide: Launch = Launch(32, 128, 4, 4)
+    down: Launch = Launch(16, 128, 4, 5)
+    head: Launch = Launch(64, 128, 4, 4)
+    experts_up: Launch = Launch(32, 128, 4, 4)
+    experts_down: Launch = Launch(64, 128, 4, 4)
+
+
+# Found on an NVIDIA H200; good for any Hopper GPU, correct on all.
+DRAFT = DraftTuning()
+TARGET = TargetTuning()

@@ -1,0 +1,42 @@
+"""What all Triton kernels share: programmatic dependent launch, and how a launch is configured.
+
+With PDL the next kernel of a stream starts while this one drains. A kernel may read its weights at once, but
+must call `wait_previous` before it touches anything that an earlier kernel wrote. Because every kernel waits,
+"the previous one is complete" holds for all earlier ones too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel's free choices. `block_n`: output channels per program; `block_k`: input channels per step."""
+
+    block_n: int
+    block_k: int = 0
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def pow2(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@triton.jit
+def wait_previous(PDL: tl.constexpr):
+    """Lets the next kernel start, and waits for the previous one's results."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+
+
+@triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))

@@ -1,0 +1,211 @@
+"""The target's routed experts: rows grouped by expert in tiles of 16, weights read from slots.
+
+    arena [num_slots, stride]: a slot is gate_up [2F, D] (gate rows first), then down [D, F], model dtype
+    bytes per layer = distinct experts * 3 * D * F * itemsize
+
+`route` decides and groups on the device, so that a resident pass never waits for the host. A wave is the same
+two launches with a slot table that names only the experts in it: every other tile is left alone, and each row
+of results [T, k, D] is written by exactly one program of one fixed configuration, whatever the wave holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specter.kernels.device import Launch, pow2, silu, wait_previous
+from specter.kernels.mla import TILE
+
+_ROUTE_ROWS = 64  # rows that `route` takes at a time; one number, since it decides how sums are laid out
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A layer's routing and its tiles; a tile is up to 16 (row, rank) pairs of one expert."""
+
+    chosen: Tensor  # int16 [T, k], rank order
+    weights: Tensor  # fp32 [T, k], scaled
+    pairs: Tensor  # int32 [tiles, 16]: row * k + rank
+    tile_experts: Tensor  # int32 [tiles]
+    tile_sizes: Tensor  # int32 [tiles]
+    num_tiles: Tensor  # int32 [1]
+
+    @classmethod
+    def empty(cls, num_rows: int, top_k: int, num_experts: int, device: torch.device | str) -> Routing:
+        tiles = max_tiles(num_rows, top_k, num_experts)
+
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return cls(
+            chosen=torch.zeros(num_rows, top_k, dtype=torch.int16, device=device),
+            weights=torch.zeros(num_rows, top_k, device=device),
+            pairs=ints(tiles, TILE),
+            tile_experts=ints(tiles),
+            tile_sizes=ints(tiles),
+            num_tiles=ints(1),
+        )
+
+
+def max_tiles(num_rows: int, top_k: int, num_experts: int) -> int:
+    """The most tiles that any routing of `num_rows` rows can need."""
+    pairs = num_rows * top_k
+    return min(pairs, num_experts + pairs // TILE)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _route(
+    logits, chosen, weights, pairs, tile_experts, tile_sizes, num_tiles, T, scaling, E: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_T: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    experts = tl.arange(0, BLOCK_E)
+    lanes = tl.arange(0, BLOCK_T)
+    wait_previous(PDL)
+    counts = tl.zeros((BLOCK_E,), tl.int32)
+    for begin in range(0, T, BLOCK_T):
+        rows = begin + lanes
+        real = rows < T
+        at = logits + rows[:, None] * E + experts[None, :]
+        scores = tl.load(at, mask=real[:, None] & (experts < E)[None, :], other=float("-inf"))
+        peak = tl.max(scores, axis=1)
+        probs = tl.exp(scores - tl.where(real, peak, 0.0)[:, None])
+        probs = probs / tl.where(real, tl.sum(probs, axis=1), 1.0)[:, None]
+        for rank in range(TOP_K):
+            best = tl.argmax(probs, axis=1)
+            tl.store(chosen + rows * TOP_K + rank, best.to(chosen.dtype.element_ty), mask=real)
+            tl.store(weights + rows * TOP_K + rank, tl.max(probs, axis=1) * scaling, mask=real)
+            hit = experts[None, :] == best[:, None]
+            counts += tl.sum((hit & real[:, None]).to(tl.int32), axis=0)
+            probs = tl.where(hit, -1.0, probs)
+    tl.debug_barrier()  # `chosen` is read back below
+    tiles = (counts + TILE - 1) // TILE
+    starts = tl.cumsum(tiles, axis=0) - tiles
+    tl.store(num_tiles, tl.sum(tiles, axis=0))
+    for part in range(0, tl.max(tiles, axis=0)):
+        mine = part < tiles
+        tl.store(tile_experts + starts + part, experts, mask=mine)
+        tl.store(tile_sizes + starts + part, tl.minimum(counts - part * TILE, TILE), mask=mine)
+    filled = starts * TILE
+    for begin in range(0, T, BLOCK_T):
+        rows = begin + lanes
+        ranks = tl.full((BLOCK_T, BLOCK_E), -1, tl.int32)
+        for rank in range(TOP_K):
+            expert = tl.load(chosen + rows * TOP_K + rank, mask=rows < T, other=-1).to(tl.int32)
+            ranks = tl.where(experts[None, :] == expert[:, None], rank, ranks)
+        picked = (ranks >= 0).to(tl.int32)
+        place = filled[None, :] + tl.cumsum(picked, axis=0) - picked
+        tl.store(pairs + place, rows[:, None] * TOP_K + ranks, mask=ranks >= 0)
+        filled += tl.sum(picked, axis=0)
+
+
+def route(logits: Tensor, routing: Routing, scaling: float, pdl: bool) -> None:
+    """Top-k of router logits fp32 [T, E] (ties: the lower index), and the tiles that follow; one program."""
+    num_rows, num_experts = logits.shape
+    _route[(1,)](
+        logits, routing.chosen, routing.weights, routing.pairs, routing.tile_experts, routing.tile_sizes,
+        routing.num_tiles, num_rows, scaling, E=num_experts, TOP_K=routing.chosen.shape[1],
+        BLOCK_E=pow2(num_experts), BLOCK_T=_ROUTE_ROWS, TILE=TILE, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gate_up(
+    x, arena, slots, pairs, tile_experts, tile_sizes, num_tiles, inner, stride, D: tl.constexpr, F: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    EVEN: tl.constexpr = D % BLOCK_K == 0
+    tile = tl.program_id(1)
+    wait_previous(PDL)
+    if tile < tl.load(num_tiles):
+        slot = tl.load(slots + tl.load(tile_experts + tile))
+        if slot >= 0:
+            lanes = tl.arange(0, BLOCK_M)
+            real = lanes < tl.load(tile_sizes + tile)
+            pair = tl.load(pairs + tile * BLOCK_M + lanes, mask=real, other=0)
+            channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+            ks = tl.arange(0, BLOCK_K)
+            rows = x + (pair // TOP_K)[:, None] * D
+            gate = arena + slot.to(tl.int64) * stride + tl.minimum(channels, F - 1)[:, None] * D
+            up = gate + F * D
+            acc_gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+                at = (k + ks)[None, :]
+                if EVEN:
+                    values = tl.load(rows + at, mask=real[:, None], other=0.0)
+                    gate_w = tl.load(gate + at)
+                    up_w = tl.load(up + at)
+                else:
+                    values = tl.load(rows + at, mask=real[:, None] & (at < D), other=0.0)
+                    gate_w = tl.load(gate + at, mask=at < D, other=0.0)
+                    up_w = tl.load(up + at, mask=at < D, other=0.0)
+                acc_gate = tl.dot(values, tl.trans(gate_w), acc_gate, input_precision="ieee")
+                acc_up = tl.dot(values, tl.trans(up_w), acc_up, input_precision="ieee")
+            out = inner + pair[:, None] * F + channels[None, :]
+            value = silu(acc_gate) * acc_up
+            tl.store(out, value.to(inner.dtype.element_ty), mask=real[:, None] & (channels < F)[None, :])
+
+
+@triton.jit
+def _down(
+    inner, arena, slots, pairs, tile_experts, tile_sizes, num_tiles, results, stride, D: tl.constexpr,
+    F: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    EVEN: tl.constexpr = F % BLOCK_K == 0
+    tile = tl.program_id(1)
+    wait_previous(PDL)
+    if tile < tl.load(num_tiles):
+        slot = tl.load(slots + tl.load(tile_experts + tile))
+        if slot >= 0:
+            lanes = tl.arange(0, BLOCK_M)
+            real = lanes < tl.load(tile_sizes + tile)
+            pair = tl.load(pairs + tile * BLOCK_M + lanes, mask=real, other=0)
+            channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+            ks = tl.arange(0, BLOCK_K)
+            rows = inner + pair[:, None] * F
+            w = arena + slot.to(tl.int64) * stride + 2 * F * D + tl.minimum(channels, D - 1)[:, None] * F
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for k in tl.range(0, F, BLOCK_K, num_stages=STAGES):
+                at = (k + ks)[None, :]
+                if EVEN:
+                    values = tl.load(rows + at, mask=real[:, None], other=0.0)
+                    weight = tl.load(w + at)
+                else:
+                    values = tl.load(rows + at, mask=real[:, None] & (at < F), other=0.0)
+                    weight = tl.load(w + at, mask=at < F, other=0.0)
+                acc = tl.dot(values, tl.trans(weight), acc, input_precision="ieee")
+            out = results + pair.to(tl.int64)[:, None] * D + channels[None, :]
+            tl.store(out, acc, mask=real[:, None] & (channels < D)[None, :])
+
+
+def run_experts(
+    x: Tensor, arena: Tensor, slots: Tensor, routing: Routing, inner: Tensor, results: Tensor,
+    launch_up: Launch, launch_down: Launch, pdl: bool,
+) -> None:  # fmt: skip
+    """Runs the experts that `slots` names, on all their rows.
+
+    Args:
+        x: [T, D], normed. arena: [num_slots, stride]. slots: int32 [E], -1 for an expert that is not in this wave.
+        inner: [T * k, F] scratch. results: fp32 [T, k, D] out; rows of other experts stay as they are.
+    """
+    num_rows, hidden = x.shape
+    top_k, inter = routing.chosen.shape[1], inner.shape[1]
+    tiles = max_tiles(num_rows, top_k, slots.shape[0])
+    table = (routing.pairs, routing.tile_experts, routing.tile_sizes, routing.num_tiles)
+    _gate_up[(triton.cdiv(inter, launch_up.block_n), tiles)](
+        x, arena, slots, *table, inner, arena.stride(0), D=hidden, F=inter, TOP_K=top_k, BLOCK_M=TILE,
+        BLOCK_N=launch_up.block_n, BLOCK_K=min(launch_up.block_k, pow2(hidden)), STAGES=launch_up.num_stages,
+        PDL=pdl, num_warps=launch_up.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    _down[(triton.cdiv(hidden, launch_down.block_n), tiles)](
+        inner, arena, slots, *table, results, arena.stride(0), D=hidden, F=inter, BLOCK_M=TILE,
+        BLOCK_N=launch_down.block_n, BLOCK_K=min(launch_down.block_k, pow2(inter)), STAGES=launch_down.num_stages,
+        PDL=pdl, num_warps=launch_down.num_warps, launch_pdl=pdl,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""What an INT4 draft is worth, from recordings: routing fidelity, acceptance, expert union. No clock is involved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specter.recording import Recording
+
+
+def match(draft: NDArray[np.int16], target: NDArray[np.int16]) -> NDArray[np.float64]:
+    """Share of the target's experts that the draft chose too, whatever the rank: [..., k], [..., k] -> [...]."""
+    return (draft[..., :, None] == target[..., None, :]).any(-2).mean(-1)
+
+
+def generated_matches(recordings: Iterable[Recording]) -> NDArray[np.float64]:
+    """`match` per position and layer [N, MoE layers], where draft and target saw the same committed prefix.
+
+    Draft step j and row j of the verification process the same token. Rows behind the first rejected draft follow a
+    text that was not kept, and are left out.
+    """
+    found = []
+    for recording in recordings:
+        for one in recording.passes[1:]:
+            num_kept = min(len(one.new_tokens), len(one.draft_routing))
+            target = one.target_routing.swapaxes(0, 1)[:num_kept]  # [rows, MoE layers, k]
+            found.append(match(one.draft_routing[:num_kept], target))
+    return np.concatenate(found)
+
+
+def acceptance(recordings: Iterable[Recording]) -> tuple[int, int]:
+    """Accepted drafts and examined ones (the accepted and the first rejected of every round)."""
+    accepted = examined = 0
+    for recording in recordings:
+        for one in recording.passes[1:]:
+            num_accepted = len(one.new_tokens) - 1
+            accepted += num_accepted
+            examined += num_accepted + (num_accepted < len(one.draft_routing))
+    return accepted, examined
+
+
+def decoded_routing(recording: Recording) -> NDArray[np.int16]:
+    """The target's routing of a plain recording's decoded tokens [T, MoE layers, k]."""
+    return np.concatenate([one.target_routing.swapaxes(0, 1) for one in recording.passes[1:]])
+
+
+def union_sizes(routing: NDArray[np.int16], num_experts: int, windows: Sequence[int]) -> dict[int, float]:
+    """Distinct experts per layer in K consecutive tokens, mean over positions and layers.
+
+    Args:
+        routing: [T, MoE layers, k].
+        windows: the values of K; those above T are left out.
+    """
+    num_tokens, num_layers, _ = routing.shape
+    chosen = np.zeros((num_tokens, num_layers, num_experts), np.int32)
+    np.put_along_axis(chosen, routing.astype(np.int64), 1, axis=-1)
+    upto = np.concatenate([np.zeros_like(chosen[:1]), chosen.cumsum(0)])  # times chosen before token t
+    return {k: float(((upto[k:] - upto[:-k]) > 0).sum(-1).mean()) for k in windows if k <= num_tokens}

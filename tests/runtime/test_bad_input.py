@@ -1,0 +1,89 @@
+"""Bad input: an error that names the thing and the remedy, before any weight is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from rich.console import Console
+
+from specter import run
+from specter.config import from_values, to_dict
+from specter.errors import SpecterError
+
+CONF = str(Path("conf").absolute())
+DRAFT = "model.quantized=conf"  # some directory that exists: loading never comes to it
+
+
+def values(*overrides: str) -> DictConfig:
+    with initialize_config_dir(CONF, version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: object) -> None:
+        pytest.fail("weights were loaded before the input was checked")
+
+    monkeypatch.setattr(run.LiveModel, "load", load)
+
+
+@pytest.mark.usefixtures("nothing_loads")
+@pytest.mark.parametrize(
+    ("overrides", "what", "remedy"),
+    [
+        (["k=0"], "k=0 is outside 1..47", "choose k"),
+        (["k=48"], "k=48 is outside 1..47", "choose k"),
+        (["k=many"], "k: .*many", "conf/"),
+        (["budget.num_bytes=30000000"], "fewer than 2 slots", "budget.num_bytes=34603008"),
+        (["budget.experts_per_layer=0.01"], "fewer than 2 slots", "budget.num_bytes"),
+        (["budget.tier=vast"], "'vast' is unknown", "high, low, smallest"),
+        (["budget.experts_per_layer=3", "budget.num_bytes=10"], "both set", "one of the two"),
+        (["sampling.kind=beam"], "sampling.kind='beam'", "greedy, seeded, rejection"),
+        (["sampling=seeded", "sampling.temperature=0"], "temperature=0", "temperature > 0"),
+        (["system.planner=oracle"], "system.planner='oracle'", "three_phase"),
+        (["system=lru", "system.planner=three_phase"], "needs a draft", "speculative=true"),
+        (["hardware.launch_ns=-1"], "launch_ns is -1", "at least 0"),
+        (["hardware.link_bytes_per_s=0"], "link_bytes_per_s is 0", "at least 1"),
+        (["prompt=' '"], "prompt is empty", "give a text"),
+        (["input=99"], "input=99", "between 0 and 4"),
+        (["max_new_tokens=1000"], "exceed kv_capacity=256", "kv_capacity=1016"),
+        (["max_new_tokens=0"], "max_new_tokens=0", ">= 1"),
+        (["model.checkpoint=no/such/place"], "no/such/place does not exist", "correct the path"),
+        (["model.quantized=no/draft"], "no/draft does not exist", "python -m specter.quantize"),
+        (["model.charged_as=gpt"], "'gpt' is unknown", "deepseek_v2_lite"),
+        (["results=/proc/nowhere"], "/proc/nowhere/.* cannot be written", "results="),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_is_refused_before_anything_is_loaded(overrides: list[str], what: str, remedy: str):
+    with pytest.raises(SpecterError, match=what) as caught:
+        run.run(from_values(values(DRAFT, *overrides)), Console(quiet=True))
+    assert remedy in caught.value.remedy
+    assert len(str(caught.value)) < 600, "fits a screen"
+
+
+def test_unknown_and_missing_keys_are_named():
+    plain = to_dict(from_values(values()))
+    with pytest.raises(SpecterError, match="depth"):
+        from_values({**plain, "depth": 3})
+    del plain["system"]["planner"]
+    with pytest.raises(SpecterError, match="system.planner"):
+        from_values(plain)
+
+
+def test_a_resolved_config_reads_back_unchanged():
+    config = from_values(values("system=lru", "sampling=seeded", "budget=low"))
+    assert from_values(to_dict(config)) == config
+
+
+def test_the_command_line_shows_one_screen_and_fails():
+    command = [sys.executable, "-m", "specter.run", "k=0", DRAFT]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "k=0 is outside 1..47" in result.stderr and "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) < 10

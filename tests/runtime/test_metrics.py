@@ -1,0 +1,91 @@
+"""Metrics of a run, computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specter.floors import RoundAccess
+from specter.metrics import device_bytes, distinct_4grams, summarize
+from specter.model.spec import DEEPSEEK_V2_LITE
+from specter.records import Generation, RoundRecord
+from specter.timeline.costs import CostModel
+from tests.runtime.fakes import MACHINE, TINY
+
+ROUND = RoundRecord(
+    index=0,
+    start_ms=100.0,
+    draft_end_ms=110.0,
+    end_ms=140.0,
+    draft_len=4,
+    accepted_len=2,
+    new_len=3,
+    prefetch_bytes=1000,
+    fetch_bytes=2000,
+    num_hits=6,
+    num_late_hits=1,
+    num_misses=3,
+    num_prefetched=4,
+    num_prefetched_used=1,
+    union_mean=10 / 3,
+    stall_ms=5.0,
+    link_busy_ms=30.0,
+    compute_busy_ms=20.0,
+)
+SECOND = replace(ROUND, index=1, start_ms=140.0, draft_end_ms=150.0, end_ms=200.0, accepted_len=4, new_len=5)
+
+
+def generation(*rounds: RoundRecord) -> Generation:
+    tokens = list(range(1 + sum(record.new_len for record in rounds)))
+    return Generation("virtual", 7, tokens, start_ms=60.0, prefill_end_ms=100.0, prefill_bytes=99, rounds=list(rounds))
+
+
+def metrics(*rounds: RoundRecord) -> dict[str, object]:
+    accesses = [RoundAccess(record.draft_len, record.new_len, [[0, 1], [2], [3, 4]]) for record in rounds]
+    costs = CostModel(TINY, tile_rows=16, kv_capacity=64)
+    return summarize(generation(*rounds), accesses, [], 12, True, costs, MACHINE)
+
+
+def test_times_rates_and_shares():
+    values = metrics(ROUND, SECOND)
+    expected = {
+        "ttft_ms": 40.0,
+        "tpot_ms": 100 / 8,  # nine tokens, the first of them at 100 ms
+        "tpot_after_first_round_ms": 60 / 5,
+        "end_to_end_ms": 140.0,
+        "acceptance": 6 / 7,  # 2 of 3 examined, then 4 of 4
+        "mean_accepted_len": 3.0,
+        "hit_rate": 12 / 20,
+        "frac_prefetched_used": 2 / 8,
+        "link_bytes": 6000,
+        "bytes_per_token": 750.0,
+        "link_busy_frac": 0.6,
+        "stall_ms": 10.0,
+        "experts_per_layer": 4.0,
+    }
+    assert {key: values[key] for key in expected} == pytest.approx(expected)
+    assert values["over_floor_trace"] == values["tpot_ms"] / values["floor_trace_ms"]
+
+
+def test_one_round_has_no_time_after_the_first():
+    assert metrics(ROUND)["tpot_after_first_round_ms"] is None
+
+
+def test_a_generation_of_prefill_alone_has_no_tpot():
+    values = metrics()
+    assert "tpot_ms" not in values and values["ttft_ms"] == 40.0
+
+
+def test_distinct_4grams_sees_a_loop():
+    assert distinct_4grams(range(50)) == 1.0
+    assert distinct_4grams([1, 2, 3] * 20) == pytest.approx(3 / 57)
+    assert distinct_4grams([1, 2]) == 1.0
+
+
+def test_device_bytes_of_the_published_model():
+    """31.4 GB whole, 28.8 GB of it experts, 7.4 GB as INT4 (design, 1-paper-facts)."""
+    parts = device_bytes(CostModel(DEEPSEEK_V2_LITE, 16, 256), num_slots=26 * 64, is_speculative=True)
+    assert parts["slot_bytes"] / 1e9 == pytest.approx(28.8, abs=0.05)
+    assert parts["draft_bytes"] / 1e9 == pytest.approx(7.4, abs=0.05)
+    assert (parts["slot_bytes"] + parts["shared_bytes"]) / 1e9 == pytest.approx(31.4, abs=0.1)
