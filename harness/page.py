@@ -8,10 +8,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 
 from harness.jobs import run_job, write_whole
+from harness.plan import Scale, load_scale
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -36,10 +36,10 @@ class MarkdownTable:
         return cls(path.stem, lines[0].lstrip("# "), bars[0], bars[2:], keys, notes)
 
 
-def render(plan: dict[str, object], figures: list[Path], tables: list[Path], checks: list[Path]) -> str:
+def render(scale: Scale, figures: list[Path], tables: list[Path], checks: list[Path]) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return template.from_string(TEMPLATE.read_text()).render(
-        scale=plan["scale"],
+        scale=scale,
         figures=[{"name": p.stem, "data": base64.b64encode(p.read_bytes()).decode()} for p in figures],
         tables=[MarkdownTable.read(path) for path in tables],
         checks=[{"model": path.stem, **json.loads(path.read_text())} for path in checks],
@@ -48,12 +48,14 @@ def render(plan: dict[str, object], figures: list[Path], tables: list[Path], che
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=yaml.safe_load, required=True)
+    parser.add_argument("--scale", required=True)
     parser.add_argument("--out", type=Path, required=True)
     for name in ("--figures", "--tables", "--checks"):
         parser.add_argument(name, type=Path, nargs="*", default=[])
     arguments = parser.parse_args()
-    write_whole(arguments.out, render(arguments.plan, arguments.figures, arguments.tables, arguments.checks))
+    write_whole(
+        arguments.out, render(load_scale(arguments.scale), arguments.figures, arguments.tables, arguments.checks)
+    )
     print(f"wrote {arguments.out}")
 
 

@@ -1,7 +1,8 @@
 """From conf/ to runs: scales and experiments, and the run configurations that each job gets.
 
-Everything is composed while Snakemake parses, and handed to the jobs as resolved YAML in their `params`. So a comment
-in conf/ changes nothing, and a changed experiment re-runs its own jobs only. Nothing here imports torch.
+Every job's plan is composed while Snakemake parses, and is the rule's `params` as resolved YAML; the job composes it
+again from the same names. So a comment in conf/ changes nothing, a changed experiment re-runs its own jobs only, and
+any job can be run by hand. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -98,15 +99,23 @@ class Experiment:
     num_inputs: int
 
 
-def _load(schema: type[Schema], group: str, name: str) -> Schema:
+def _option(group: str, name: str) -> Values:
+    """One file of a configuration group. Raises SpecterError naming the known ones."""
     path = CONF / group / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
         raise SpecterError(f"{group} {name!r} is unknown", f"use one of: {known}")
+    values: Values = yaml.safe_load(path.read_text())
+    return values
+
+
+def _load(schema: type[Schema], group: str, name: str) -> Schema:
+    values = _option(group, name)
     try:
-        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(path)))
+        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
     except OmegaConfBaseException as error:
-        raise SpecterError(f"{path}: {str(error).partition(chr(10))[0]}", f"see {__name__}.{schema.__name__}") from None
+        what = f"conf/{group}/{name}.yaml: {str(error).partition(chr(10))[0]}"
+        raise SpecterError(what, f"see {schema.__name__} in {__name__.replace('.', '/')}.py") from None
     assert isinstance(loaded, schema)
     return loaded
 
@@ -136,9 +145,16 @@ def compose(overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
     return copy.deepcopy(_composed(tuple(overrides)))
 
 
+@functools.cache
+def _typed(group: str, text: str) -> Any:
+    """One group's values, strictly typed; cached, since a matrix has many runs of few groups."""
+    values = yaml.safe_load(text)
+    return getattr(from_values(to_dict(_composed(())) | {group: values}), group)
+
+
 def _group(group: str, name: str) -> Values:
-    """One option of a configuration group, resolved and checked."""
-    values: Values = to_dict(getattr(_composed((f"{group}={name}",)), group))
+    """One option of a configuration group, checked."""
+    values: Values = to_dict(_typed(group, yaml.safe_dump(_option(group, name))))
     return values
 
 
@@ -148,13 +164,6 @@ def _budget(name: str) -> Values:
     except ValueError:
         return _group("budget", name)
     return {"tier": "custom", "experts_per_layer": number, "num_bytes": None}
-
-
-@functools.cache
-def _typed(group: str, text: str) -> Any:
-    """One group's values, strictly typed; cached, since a matrix has many runs of few groups."""
-    values = yaml.safe_load(text)
-    return getattr(from_values(to_dict(_composed(())) | {group: values}), group)
 
 
 def _run(base: RunConfig, groups: Values, **numbers: Any) -> RunConfig:
@@ -178,10 +187,6 @@ class Matrix:
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
-
-    @classmethod
-    def from_yaml(cls, text: str) -> Matrix:
-        return cls(**yaml.safe_load(text))
 
     def runs(self) -> list[RunConfig]:
         """All runs. A system that ignores the budget runs at the first one only, and likewise K."""
@@ -225,10 +230,6 @@ class LivePlan:
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
-
-    @classmethod
-    def from_yaml(cls, text: str) -> LivePlan:
-        return cls(**yaml.safe_load(text))
 
     def runs(self) -> list[RunConfig]:
         base = from_values(self.base)
@@ -310,10 +311,6 @@ class ProbePlan:
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
-
-    @classmethod
-    def from_yaml(cls, text: str) -> ProbePlan:
-        return cls(**yaml.safe_load(text))
 
 
 def probe_plan(scale_name: str, model: str) -> ProbePlan:

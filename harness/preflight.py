@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from harness.jobs import run_job, write_json
+from harness.plan import scale_yaml
 from specter.errors import SpecterError
 
 ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 all"
@@ -40,10 +41,10 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=yaml.safe_load, required=True)
+    parser.add_argument("--scale", required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    found = check(arguments.plan)
+    found = check(yaml.safe_load(scale_yaml(arguments.scale)))
     write_json(arguments.out, found)
     print(f"scale {found['scale']} can run here, {found['clock']} clock")
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from harness.jobs import progress_bar, run_job, steps
-from harness.plan import Live, ProbePlan
+from harness.plan import Live, probe_plan
 from harness.recordings import Entry, load_tokenizer, read_manifest
 from specter.config import RunConfig, from_values
 from specter.live import LiveModel
@@ -91,18 +91,20 @@ def measure(config: RunConfig, num_texts: int, manifests: list[Path]) -> list[Ro
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=ProbePlan.from_yaml, required=True)
+    for name in ("--scale", "--model"):
+        parser.add_argument(name, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("manifests", type=Path, nargs="+")
     arguments = parser.parse_args()
-    config = from_values(arguments.plan.base)
+    plan = probe_plan(arguments.scale, arguments.model)
+    config = from_values(plan.base)
     torch.set_num_threads(config.threads)
     named = {
         "model": config.model.name,
         "checkpoint_kind": config.model.checkpoint_kind,
         "charged_as": config.model.charged_as,
     }
-    rows = measure(config, arguments.plan.num_texts, arguments.manifests)
+    rows = measure(config, plan.num_texts, arguments.manifests)
     frame = pd.DataFrame([named | {"layer": -1, "k": 0} | row for row in rows])
     frame.to_parquet(arguments.out, index=False)
     means = frame.groupby(["quantity", "mode"])["value"].mean().unstack()

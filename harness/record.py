@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from harness.jobs import progress_bar, run_job, steps, write_whole
-from harness.plan import Live, LivePlan, live_of
+from harness.plan import Live, live_of, live_plan
 from harness.recordings import Entry, RecordingStore, Text, load_tokenizer, manifest_text, texts
 from specter.build import check_paths
 from specter.config import RunConfig
@@ -61,10 +61,11 @@ def check_lossless(entries: list[Entry]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=LivePlan.from_yaml, required=True)
+    for name in ("--scale", "--model", "--dataset"):
+        parser.add_argument(name, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    configs = arguments.plan.runs()
+    configs = live_plan(arguments.scale, arguments.model, arguments.dataset).runs()
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     check_paths(drafting)
     torch.set_num_threads(drafting.threads)

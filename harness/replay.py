@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.jobs import progress_bar, run_job, steps
-from harness.plan import Live, Matrix, live_of
+from harness.plan import Live, live_of, matrix
 from harness.recordings import load_entry, read_manifest
 from specter.config import RunConfig
 from specter.errors import SpecterError
@@ -26,15 +26,16 @@ def by_recording(configs: list[RunConfig]) -> list[RunConfig]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=Matrix.from_yaml, required=True)
+    for name in ("--scale", "--experiment", "--model", "--dataset"):
+        parser.add_argument(name, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("manifest", type=Path)
     arguments = parser.parse_args()
-    configs = by_recording(arguments.plan.runs())
+    configs = by_recording(matrix(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs())
     entries, notes = read_manifest(arguments.manifest)
     loaded: dict[Live, tuple[Recording, Recording]] = {}
     with progress_bar() as progress:
-        for config in steps(configs, f"replay {arguments.out.parts[-3]} {config_name(configs)}", progress):
+        for config in steps(configs, f"replay {arguments.experiment} {arguments.model} {arguments.dataset}", progress):
             live = live_of(config)
             plain = Live(live.sampling, live.prompt_tokens, 0, live.input)
             for key in {live, plain} - set(loaded):
@@ -43,10 +44,6 @@ def main() -> None:
             result.metrics["agrees_with_plain"] = result.generation.tokens == loaded[plain][0].tokens
             write_run(arguments.out / run_id(config), config, result, notes)
     print(f"{len(configs)} runs")
-
-
-def config_name(configs: list[RunConfig]) -> str:
-    return f"{configs[0].model.name} {configs[0].dataset.name}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ rule preflight:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.preflight --plan {params.scale:q} --out {output} > {log}"
+        "python -m harness.preflight --scale {wildcards.scale} --out {output} > {log}"
 
 
 rule quantize:
@@ -55,4 +55,4 @@ rule probe:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.probe --plan {params.plan:q} --out {output} {input.manifests} > {log}"
+        "python -m harness.probe --scale {wildcards.scale} --model {wildcards.model} --out {output} {input.manifests} > {log}"

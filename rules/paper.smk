@@ -72,5 +72,5 @@ rule page:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.page --plan {params.scale:q} --out {output} "
+        "python -m harness.page --scale {wildcards.scale} --out {output} "
         "--figures {input.figures} --tables {input.tables} --checks {input.checks} > {log}"

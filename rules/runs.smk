@@ -22,7 +22,8 @@ rule record:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.record --plan {params.plan:q} --out {output} > {log}"
+        "python -m harness.record --scale {wildcards.scale} --model {wildcards.model} --dataset {wildcards.dataset} "
+        "--out {output} > {log}"
 
 
 rule replay:
@@ -32,7 +33,7 @@ rule replay:
         quantized,
         prompts,
         code(*LIVE_CODE, "specter/experts/*.py", "specter/timeline/*.py", "specter/floors.py", "specter/metrics.py"),
-        code("baselines/*.py", "harness/replay.py"),
+        code("specter/build.py", "specter/records.py", "specter/run.py", "baselines/*.py", "harness/replay.py"),
         manifest=ancient(rules.record.output),
     output:
         directory("results/{scale}/{experiment}/{model}/{dataset}"),
@@ -48,7 +49,8 @@ rule replay:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.replay --plan {params.plan:q} --out {output} {input.manifest} > {log}"
+        "python -m harness.replay --experiment {wildcards.experiment} --scale {wildcards.scale} --model {wildcards.model} "
+        "--dataset {wildcards.dataset} --out {output} {input.manifest} > {log}"
 
 
 rule live_check:

@@ -5,7 +5,6 @@ Which expert lies where, generations and events are `specter.experts.residency`'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -51,8 +50,3 @@ def open_arena(num_slots: int, codec: RawCodec, budget: DeviceBudget) -> DeviceA
             f"({str(error).splitlines()[0]})",
             "hold fewer experts on the device, or end what else runs on it",
         ) from None
-
-
-def slot_table(slots: Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
-    """Slot of every expert, int32 [MoE layers, E] on `device`; -1 for an expert without one."""
-    return torch.tensor(slots, dtype=torch.int32).to(device)

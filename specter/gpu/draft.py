@@ -77,6 +77,11 @@ class Draft:
         self._shared = room(spec.shared_inter)
         self._inner = room(spec.top_k * spec.expert_inter)
         self._select = select.Selection.empty(1, spec.vocab, device, seed, temperature)
+        self._graph: Graph | None = None
+
+    def capture(self) -> None:
+        """Captures the step; it writes KV at the first positions, so call it before the first prompt."""
+        self.begin(0, 0)
         self._graph = Graph(self.run)
 
     def begin(self, token: int, position: int) -> None:
@@ -87,8 +92,11 @@ class Draft:
         self.counts.zero_()
 
     def step(self) -> None:
-        """One draft step by graph replay, on the current stream; captures the graph on first use."""
-        self._graph.replay()
+        """One draft step on the current stream, by graph replay if it was captured."""
+        if self._graph is None:
+            self.run()
+        else:
+            self._graph.replay()
 
     def snapshot(self, num_steps: int) -> DraftSnapshot:
         """Starts copies of the first `num_steps` steps' tokens and routing, and of the counters, to the host."""
@@ -133,7 +141,8 @@ class Draft:
 
     def run_moe(self, index: int, moe: int) -> None:
         """Router, shared and routed experts of layer `index`, MoE layer `moe`, added to the residual stream."""
-        layer, spec, experts, tuning, pdl = self.weights.layers[index], self.weights.spec, self.experts, self.tuning, self.pdl
+        layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
+        experts = self.experts
         x, chosen = self._x[0], self.routing[:, moe]
         skinny.norm_gated(
             x, layer.mlp_norm, layer.wide, self._shared, self._router, self._normed, spec.norm_eps, tuning.wide, pdl

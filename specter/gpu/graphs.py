@@ -10,34 +10,23 @@ _WARMUP_RUNS = 2  # compiles kernels and lets libraries allocate, neither of whi
 
 
 class Graph:
-    """Captures `run` on first use. `run` reads and writes fixed buffers, and is run for warming up: whatever it
-    counts must be reset afterwards, which `after_warmup` is for."""
+    """A captured `run`, which must read and write fixed buffers.
+
+    `run` is executed for warming up too: capture before the first prompt, and reset afterwards what it counts.
+    """
 
     def __init__(self, run: Callable[[], None]) -> None:
-        self._run = run
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def capture(self) -> None:
-        """Warms up and captures; what `run` wrote by then stays written."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARMUP_RUNS):
-                self._run()
+                run()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._run()
-        self._graph = graph
-
-    @property
-    def is_captured(self) -> bool:
-        return self._graph is not None
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            run()
 
     def replay(self) -> None:
         """One replay on the current stream."""
-        if self._graph is None:
-            self.capture()
-        assert self._graph is not None
         self._graph.replay()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from torch import Tensor
@@ -32,6 +32,7 @@ class LoadReport:
 
     num_bytes: int
     seconds: float
+    layer_s: tuple[float, ...]  # of every layer
     open_s: float  # allocating, faulting in and page-locking, partly behind the copies
     is_pinned: bool
 
@@ -56,7 +57,7 @@ def load_store(
     if store is None:
         store = PinnedStore(codec, spec.num_moe_layers, spec.num_experts, pin)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    start = time.perf_counter()
+    ends = [time.perf_counter()]
     open_s = 0.0
 
     def open_layer() -> tuple[Tensor, float]:
@@ -76,19 +77,19 @@ def load_store(
                 if layer + 1 < spec.num_moe_layers:
                     opening = opener.submit(open_layer)
                 _fill(arena, codec, *source.experts(layer))
+                ends.append(time.perf_counter())
                 progress.advance(task, store.layer_bytes)
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
     except BaseException:
         store.close()
         raise
-    return store, LoadReport(store.num_bytes, time.perf_counter() - start, open_s, store.is_pinned)
+    layer_s = tuple(end - begin for begin, end in itertools.pairwise(ends))
+    return store, LoadReport(store.num_bytes, ends[-1] - ends[0], layer_s, open_s, store.is_pinned)
 
 
 def _fill(arena: Tensor, codec: RawCodec, gate_up: Tensor, down: Tensor) -> None:
     """From the device one contiguous copy per layer; on the host straight into place, without a second buffer."""
     if gate_up.is_cuda:
-        arena.copy_(codec.pack(gate_up, down), non_blocking=arena.is_pinned())
+        arena.copy_(codec.pack(gate_up, down))
         return
     for place, value in zip(codec.views(arena), (gate_up, down), strict=True):
         place.copy_(value)

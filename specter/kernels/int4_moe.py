@@ -146,15 +146,15 @@ def _code_sums(words, x, plane, KW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _scaled(params, total, biased, plain):
-    scale = (params & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    zero = (params >> 16).to(tl.float32)
+def _scaled(packed_scales, total, biased, plain):
+    scale = (packed_scales & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    zero = (packed_scales >> 16).to(tl.float32)
     return scale * (total - biased[None, :] - zero * plain[None, :])
 
 
 @triton.jit
 def _gate_up(
-    logits, x, words, params, inner, chosen, weights, counts, step, scaling, F: tl.constexpr, D: tl.constexpr,
+    logits, x, words, packed_scales, inner, chosen, weights, counts, step, scaling, F: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +169,7 @@ def _gate_up(
         tl.store(weights + rank, weight)
         tl.store(counts + expert, tl.load(counts + expert) + 1)  # ranks hold different experts
     gate = words + (expert * 2 * F + rows[:, None]) * KW
-    gate_params = params + (expert * 2 * F + rows[:, None]) * G
+    gate_params = packed_scales + (expert * 2 * F + rows[:, None]) * G
     acc_gate = tl.zeros((BLOCK_N, BLOCK_W // 4), tl.float32)
     acc_up = tl.zeros((BLOCK_N, BLOCK_W // 4), tl.float32)
     for w in tl.static_range(0, KW, BLOCK_W):
@@ -189,21 +189,21 @@ def _gate_up(
 
 
 def gate_up(
-    logits: Tensor, x: Tensor, words: Tensor, params: Tensor, inner: Tensor, chosen: Tensor, weights: Tensor,
+    logits: Tensor, x: Tensor, words: Tensor, packed_scales: Tensor, inner: Tensor, chosen: Tensor, weights: Tensor,
     counts: Tensor, step: Tensor, scaling: float, launch: Launch, pdl: bool,
 ) -> None:  # fmt: skip
     """Routes, and runs gate and up of the chosen experts.
 
     Args:
-        logits: fp32 [E]. x: [D] in code order. words, params: of one layer, [E, 2F, …].
+        logits: fp32 [E]. x: [D] in code order. words, packed_scales: of one layer, [E, 2F, …].
         inner: [k * F] out, weighted, in code order over k * F / 8 words per slot.
         chosen: [steps, k] out (any strides by step), row `step`. weights: fp32 [k] out. counts: int32 [E], + 1 each.
     """
     num_experts, wide, num_words = words.shape
     inter, top_k = wide // 2, chosen.shape[-1]
     _gate_up[(triton.cdiv(inter, launch.block_n), top_k)](
-        logits, x, words, params, inner, chosen, weights, counts, step, scaling, F=inter, D=num_words * _WORD,
-        E=num_experts, TOP_K=top_k, G=params.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_E=pow2(num_experts),
+        logits, x, words, packed_scales, inner, chosen, weights, counts, step, scaling, F=inter, D=num_words * _WORD,
+        E=num_experts, TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_E=pow2(num_experts),
         BLOCK_N=launch.block_n, BLOCK_W=min(launch.block_k, pow2(num_words)), PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -211,7 +211,7 @@ def gate_up(
 
 @triton.jit
 def _down(
-    shared, shared_w, inner, words, params, chosen, step, out, N: tl.constexpr, S: tl.constexpr, F: tl.constexpr,
+    shared, shared_w, inner, words, packed_scales, chosen, step, out, N: tl.constexpr, S: tl.constexpr, F: tl.constexpr,
     TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_W: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -240,7 +240,7 @@ def _down(
         param_offset = run_expert[None, :] * (N * G) + rows[:, None] * G + group[None, :]
         total, biased, plain = _code_sums(tl.load(words + offset), inner + at, TOTAL, BLOCK_W, BLOCK_N)
         inside = (runs < TOTAL // 4)[None, :]
-        acc += _scaled(tl.load(params + param_offset, mask=inside, other=0), total, biased, plain)
+        acc += _scaled(tl.load(packed_scales + param_offset, mask=inside, other=0), total, biased, plain)
     result += tl.sum(acc, axis=1)
     if S > 0:
         dense = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
@@ -252,21 +252,21 @@ def _down(
 
 
 def down(
-    shared: Tensor, shared_w: Tensor, inner: Tensor, words: Tensor, params: Tensor, chosen: Tensor, step: Tensor,
+    shared: Tensor, shared_w: Tensor, inner: Tensor, words: Tensor, packed_scales: Tensor, chosen: Tensor, step: Tensor,
     out: Tensor, launch: Launch, block_words: int, pdl: bool,
 ) -> None:  # fmt: skip
     """out fp32 [D] += W_shared · shared + the chosen experts' down projections of `inner` (see `gate_up`).
 
     Args:
         shared: [S], shared_w: [D, S]; S is 0 to run the routed experts alone.
-        words, params: of one layer, [E, D, …].
+        words, packed_scales: of one layer, [E, D, …].
     """
     _, hidden, num_words = words.shape
     top_k = chosen.shape[-1]
     num_shared = shared_w.shape[-1]
     _down[(triton.cdiv(hidden, launch.block_n),)](
-        shared, shared_w, inner, words, params, chosen, step, out, N=hidden, S=num_shared, F=num_words * _WORD,
-        TOP_K=top_k, G=params.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_N=launch.block_n,
+        shared, shared_w, inner, words, packed_scales, chosen, step, out, N=hidden, S=num_shared, F=num_words * _WORD,
+        TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_N=launch.block_n,
         BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else _VECTOR,
         BLOCK_W=min(block_words, pow2(top_k * num_words)), VECTOR=_VECTOR, PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,

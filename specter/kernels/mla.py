@@ -201,15 +201,15 @@ def _merged(
     peak = tl.max(tl.load(peaks + at, mask=seen, other=float("-inf")), axis=0)
     latents = tl.arange(0, LORA)
     total = tl.zeros((LORA,), tl.float32)
-    mass = 0.0
+    mass = tl.full((), 0.0, tl.float32)
     for begin in range(0, last + 1, CHUNK):
         chunk = begin + tl.arange(0, CHUNK)
         inside = chunk <= last
-        at = (row * SPLITS + chunk) * H + head
-        weights = tl.exp(tl.load(peaks + at, mask=inside, other=float("-inf")) - peak)
-        part = tl.load(sums + at[:, None] * LORA + latents[None, :], mask=inside[:, None], other=0.0)
+        where = (row * SPLITS + chunk) * H + head
+        weights = tl.exp(tl.load(peaks + where, mask=inside, other=float("-inf")) - peak)
+        part = tl.load(sums + where[:, None] * LORA + latents[None, :], mask=inside[:, None], other=0.0)
         total += tl.sum(part * weights[:, None], axis=0)
-        mass += tl.sum(tl.load(masses + at, mask=inside, other=0.0) * weights, axis=0)
+        mass += tl.sum(tl.load(masses + where, mask=inside, other=0.0) * weights, axis=0)
     return total / mass
 
 

@@ -133,12 +133,13 @@ def _norm_gated(
     acc_low *= rstd
     acc_high *= rstd
     if is_router:
-        at = logits + rows[:, None] * E + channels[None, :]
-        tl.store(at, acc_low, mask=real & (channels <= last)[None, :])
-        tl.store(at + BLOCK_N, acc_high, mask=real & (channels + BLOCK_N <= last)[None, :])
+        router = logits + rows[:, None] * E + channels[None, :]
+        tl.store(router, acc_low, mask=real & (channels <= last)[None, :])
+        tl.store(router + BLOCK_N, acc_high, mask=real & (channels + BLOCK_N <= last)[None, :])
     else:
-        at = inner + rows[:, None] * F + channels[None, :]
-        tl.store(at, (silu(acc_low) * acc_high).to(inner.dtype.element_ty), mask=real & (channels <= last)[None, :])
+        target = inner + rows[:, None] * F + channels[None, :]
+        value = silu(acc_low) * acc_high
+        tl.store(target, value.to(inner.dtype.element_ty), mask=real & (channels <= last)[None, :])
     if E > 0:  # noqa: SIM102 (a compile-time condition)
         if block == num_router:
             for k in range(0, K, BLOCK_K):

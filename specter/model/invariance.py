@@ -92,10 +92,14 @@ def _differences(decoder: Decoder, num_rows: int) -> list[str]:
         arena.write(slot, payload)
     try:
         together = _run(decoder, tokens, start, slots)
-        singles = sorted({0, 1, decoder.tile // 2, decoder.tile - 1, decoder.tile, num_rows - 1} & set(range(num_rows)))
-        alone = [_run(decoder, [tokens[i]], start + i, slots).equals(together.rows(i, i + 1)) for i in singles]
         shift = min(decoder.tile // 2 + 1, num_rows - 1)
         shifted = _run(decoder, tokens[shift:], start + shift, slots)
+        # Backwards: a pass ends the cache at its last row.
+        places = {0, 1, decoder.tile // 2, decoder.tile - 1, decoder.tile, num_rows - 1} & set(range(num_rows))
+        alone = [
+            _run(decoder, [tokens[i]], start + i, slots).equals(together.rows(i, i + 1))
+            for i in sorted(places, reverse=True)
+        ]
         one_by_one = _run(decoder, tokens, start, slots[-1:])
     finally:
         for slot in slots:

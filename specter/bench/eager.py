@@ -1,0 +1,63 @@
+"""What a user has without this runtime: transformers' own model, everything resident, launched kernel by kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specter.bench.measure import MIN_REPEATS, Sample
+from specter.model.spec import ModelSpec
+
+
+class Weights(Protocol):
+    """`Checkpoint` or `InflatedCheckpoint`."""
+
+    spec: ModelSpec
+
+    def tensor(self, name: str) -> Tensor: ...
+
+    def experts(self, layer: int) -> tuple[Tensor, Tensor]: ...
+
+
+def load_eager(weights: Weights, device: torch.device | str, dtype: torch.dtype) -> Any:
+    """transformers' DeepseekV2ForCausalLM on the same weights, built without memory and then given them."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM  # seconds to import
+
+    spec = weights.spec
+    config = DeepseekV2Config.from_dict({**spec.to_config(), "attn_implementation": "sdpa"})
+    with torch.device("meta"):
+        model = DeepseekV2ForCausalLM(config)
+    state: dict[str, Tensor] = {}
+    for name in model.state_dict():
+        if name.endswith(".experts.gate_up_proj"):
+            gate_up, down = weights.experts(int(name.split(".")[2]) - spec.num_dense_layers)
+            state[name] = gate_up.to(device, dtype)
+            state[name.replace("gate_up_proj", "down_proj")] = down.to(device, dtype)
+        elif ".experts." not in name:
+            state[name] = weights.tensor(name).to(device, dtype)
+    model.load_state_dict(state, strict=True, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # its buffers are in no checkpoint
+    return model.eval()
+
+
+@torch.inference_mode()
+def decode_eager(
+    model: Any, prompt: Sequence[int], num_steps: int, repeats: int = MIN_REPEATS
+) -> tuple[list[int], Sample]:
+    """Greedy tokens after `prompt`, and ms per token: each repeat is `num_steps` one-token passes in a row."""
+    device = model.device
+    out = model(torch.tensor([list(prompt)], device=device), use_cache=True, logits_to_keep=1)
+    cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
+    tokens, values = [int(token)], []
+    for repeat in range(repeats + 1):
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+            tokens.append(int(token))
+        if repeat:  # the first one warms up
+            values.append((time.perf_counter() - start) / num_steps * 1e3)
+    return tokens, Sample(tuple(values))

@@ -1,0 +1,88 @@
+"""The full-size model on the device, put together for the bench."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.experts.store import RawCodec
+from specter.gpu.arena import DeviceArena
+from specter.gpu.loading import LoadReport, load_store
+from specter.gpu.memory import DeviceBudget
+from specter.gpu.store import Pin, PinnedStore
+from specter.gpu.weights import GpuWeights
+from specter.kernels.int4_moe import PackedExperts
+from specter.model.checkpoint import Checkpoint
+from specter.model.spec import ModelSpec
+from specter.quantize.gptq_format import read_directory
+from specter.quantize.int4 import Int4Experts
+from specter.standin.inflated import InflatedCheckpoint
+
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class FullSize:
+    """Everything that is loaded once."""
+
+    narrow: Checkpoint
+    narrow_int4: Int4Experts
+    wide: InflatedCheckpoint
+    codec: RawCodec
+    store: PinnedStore
+    load: LoadReport
+    weights: GpuWeights
+    int4: PackedExperts
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.wide.spec
+
+
+def load_full_size(
+    checkpoint: Path, quantized: Path, spec: ModelSpec, budget: DeviceBudget, pin: Pin, console: Console
+) -> FullSize:
+    """Inflates a stand-in and its INT4 codes to `spec`: experts to the host, everything else to the device.
+
+    Raises:
+        SpecterError: from the readers, the budget or the store; or the codes were made from another checkpoint.
+    """
+    narrow = Checkpoint.open(checkpoint)
+    check_origin(quantized, narrow)
+    narrow_int4 = read_directory(quantized, narrow.spec)
+    wide = InflatedCheckpoint(narrow, spec, "tiled", DTYPE, budget.device)
+    codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
+    store, load = load_store(wide, codec, console, pin)
+    budget.check(DTYPE.itemsize * spec.non_expert_params, "the weights that draft and target share")
+    weights = GpuWeights.load(spec, wide.tensor, budget.device, DTYPE)
+    budget.check(spec.experts_params // 2, "the INT4 experts")
+    int4 = PackedExperts.empty(spec, 128, budget.device)
+    for layer in range(spec.num_moe_layers):
+        int4.set_layer(layer, *wide.int4(narrow_int4, layer))
+    torch.cuda.empty_cache()
+    return FullSize(narrow, narrow_int4, wide, codec, store, load, weights, int4)
+
+
+def check_origin(quantized: Path, narrow: Checkpoint) -> None:
+    """Raises SpecterError unless the quantised directory says that it was made from `narrow`."""
+    remedy = f"python -m specter.quantize checkpoint={narrow.directory} out={quantized}"
+    try:
+        report = json.loads((quantized / "quantization.json").read_text())
+    except (OSError, ValueError):
+        raise SpecterError(f"{quantized} has no readable quantization.json", remedy) from None
+    if report.get("checkpoint", {}).get("sha256") != narrow.digest():
+        raise SpecterError(f"{quantized} was made from another checkpoint than {narrow.directory}", remedy)
+
+
+def fill(arena: DeviceArena, store: PinnedStore) -> Tensor:
+    """Copies every expert into the slot layer * E + expert; returns that slot table, int32 [MoE layers, E]."""
+    for layer in range(store.num_layers):
+        arena.write_run(layer * store.num_experts, store.arena(layer))
+    slots = torch.arange(store.num_layers * store.num_experts, dtype=torch.int32)
+    return slots.view(store.num_layers, -1).to(arena.flat.device)

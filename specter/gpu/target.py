@@ -1,0 +1,208 @@
+"""Passes of the target on the device: any number of rows, tiles of 16, the same bits for a row in every pass.
+
+Resident: routing, slots and token choice stay on the device, and the whole pass is one CUDA graph per number of
+rows (plain decoding has 1, verification K + 1). In waves: `mix`, `run_experts`, `combine` layer by layer, for
+an engine that loads experts meanwhile; the same kernels on the same buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.gpu.graphs import Graph
+from specter.gpu.tuning import TARGET, TargetTuning
+from specter.gpu.weights import GpuKVCache, GpuWeights
+from specter.kernels import grouped_mlp, mla, select, tiles
+from specter.kernels.grouped_mlp import Routing
+from specter.model.rope import softmax_scale
+
+_ATTENTION_ROWS = 64  # rows whose partial sums are kept at a time
+_OUTPUT_ROWS = 64  # rows that can ask for a token in one pass
+_POSITION_STRIDE = 4  # 16 bytes, so that every part of a pass finds its position equally aligned
+
+
+class Target:
+    """The target over a shared KV cache.
+
+    Args:
+        arena: [num_slots, stride] in the model's dtype (see `specter.kernels.grouped_mlp`).
+        slot_table: int32 [MoE layers, E] on the device if every expert is resident; read at every pass.
+        max_rows: the longest pass.
+        temperature, seed: as in `specter.gpu.draft.Draft`.
+
+    Attributes:
+        feed: int32 [max_rows], the rows' tokens: fill it, or use `begin`.
+        tokens: int32 [64], the chosen tokens of the last pass. logits: fp32 [64, V].
+    """
+
+    def __init__(
+        self,
+        weights: GpuWeights,
+        arena: Tensor,
+        cache: GpuKVCache,
+        max_rows: int,
+        slot_table: Tensor | None = None,
+        seed: int = 0,
+        temperature: float | None = None,
+        pdl: bool = True,
+        tuning: TargetTuning = TARGET,
+    ) -> None:
+        spec, device, dtype = weights.spec, weights.device, weights.dtype
+        if arena.dtype != dtype or arena.shape[1] < spec.expert_params:
+            raise SpecterError(
+                f"slots hold {arena.shape[1]} values of {arena.dtype}, an expert of {spec.name} needs "
+                f"{spec.expert_params} of {dtype}",
+                "allocate the arena for this model's payload",
+            )
+        self.weights, self.arena, self.cache, self.slot_table = weights, arena, cache, slot_table
+        self.max_rows, self.pdl, self.tuning = max_rows, pdl, tuning
+        self.heads = mla.Heads.of(spec, softmax_scale(spec))
+
+        def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        parts = -(-max_rows // _ATTENTION_ROWS)
+        self.feed = room(max_rows, dtype=torch.int32)
+        self.positions = room(parts + 1, _POSITION_STRIDE, dtype=torch.int32)  # of every part; last: of the outputs
+        self._part_starts = torch.arange(parts, dtype=torch.int32, device=device) * _ATTENTION_ROWS
+        self.tokens = room(_OUTPUT_ROWS, dtype=torch.int32)
+        self.logits = room(_OUTPUT_ROWS, spec.vocab, dtype=torch.float32)
+        self.x = room(max_rows, spec.hidden, dtype=torch.float32)
+        self.qkv = room(max_rows, weights.layers[0].qkv.shape[0])
+        self.queries = room(max_rows, spec.num_heads, spec.kv_lora + spec.rope_dim)
+        self.partials = mla.Partials.empty(self.heads, min(max_rows, _ATTENTION_ROWS), cache.capacity, device)
+        self.latents = room(max_rows, spec.num_heads, spec.kv_lora)
+        self.values = room(max_rows, spec.num_heads * spec.v_dim)
+        self.router = room(max_rows, spec.num_experts, dtype=torch.float32)
+        self.normed = room(max_rows, spec.hidden)
+        self.dense = room(max_rows, spec.dense_inter)
+        self.shared = room(max_rows, spec.shared_inter)
+        self.routing = Routing.empty(max_rows, spec.top_k, spec.num_experts, device)
+        self.inner = room(max_rows * spec.top_k, spec.expert_inter)
+        self.results = room(max_rows, spec.top_k, spec.hidden, dtype=torch.float32)
+        self._select = select.Selection.empty(_OUTPUT_ROWS, spec.vocab, device, seed, temperature)
+        self._graphs: dict[int, Graph] = {}
+
+    # -- a resident pass -----------------------------------------------------------------------
+
+    def begin(self, tokens: Tensor, position: int, num_outputs: int) -> None:
+        """Sets the rows of the next pass: int32 [T] tokens (any device) at `position`…. Asynchronous if pinned.
+
+        Raises:
+            SpecterError: more rows or outputs than there is room for.
+        """
+        num_rows = tokens.shape[0]
+        if not 0 < num_rows <= self.max_rows or not 0 <= num_outputs <= min(num_rows, _OUTPUT_ROWS):
+            raise SpecterError(
+                f"a pass of {num_rows} rows with {num_outputs} outputs, where {self.max_rows} and {_OUTPUT_ROWS} fit",
+                "raise max_rows, or split the pass",
+            )
+        if position + num_rows > self.cache.capacity:
+            raise SpecterError(
+                f"{position + num_rows} positions do not fit the KV cache of {self.cache.capacity}",
+                "shorten the prompt, generate fewer tokens or raise the KV capacity",
+            )
+        self.feed[:num_rows].copy_(tokens, non_blocking=True)
+        torch.add(self._part_starts, position, out=self.positions[:-1, 0])
+        self.positions[-1, 0].fill_(position + num_rows - num_outputs)
+
+    def forward(self, num_rows: int) -> None:
+        """One resident pass over the first `num_rows` rows of `feed`, all of them outputs; a graph if captured."""
+        graph = self._graphs.get(num_rows)
+        if graph is None:
+            self.run(num_rows)
+        else:
+            graph.replay()
+
+    def capture(self, num_rows: int) -> None:
+        """Captures `forward(num_rows)`; it writes KV at the first positions, so call it before the first prompt."""
+        self.begin(self.feed[:num_rows].clone(), 0, num_rows)
+        self._graphs[num_rows] = Graph(lambda: self.run(num_rows))
+
+    def run(self, num_rows: int) -> None:
+        """The kernels of one resident pass, launched one by one.
+
+        Raises:
+            SpecterError: there is no slot table.
+        """
+        if self.slot_table is None:
+            raise SpecterError("a resident pass without a slot table", "load every expert, or run in waves")
+        spec = self.weights.spec
+        self.embed(num_rows)
+        for index in range(spec.num_layers):
+            self.mix(index, num_rows)
+            if index >= spec.num_dense_layers:
+                self.run_experts(self.slot_table[index - spec.num_dense_layers], num_rows)
+                self.combine(index, num_rows)
+        self.choose(num_rows, num_rows)
+
+    # -- its parts --------------------------------------------------------------------------------
+
+    def embed(self, num_rows: int) -> None:
+        select.embed(self.feed, self.weights.embedding, self.x[:num_rows], self.pdl)
+
+    def mix(self, index: int, num_rows: int) -> None:
+        """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""
+        layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
+        x = self.x[:num_rows]
+        tiles.norm_linear(x, layer.norm, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl)
+        for part, begin in enumerate(range(0, num_rows, _ATTENTION_ROWS)):
+            rows = slice(begin, min(begin + _ATTENTION_ROWS, num_rows))
+            self._attend(index, rows, self.positions[part])
+        tiles.linear_residual(self.values[:num_rows], layer.o, x, tuning.out, pdl)
+        is_moe = index >= spec.num_dense_layers
+        inner = self.shared[:num_rows] if is_moe else self.dense[:num_rows]
+        router = self.router[:num_rows] if is_moe else self.router[:num_rows, :0]
+        tiles.norm_gated(
+            x, layer.mlp_norm, layer.wide, inner, router, self.normed[:num_rows], spec.norm_eps, tuning.wide, pdl
+        )
+        if is_moe:
+            grouped_mlp.route(router, self._routing(num_rows), spec.routed_scaling, pdl)
+        else:
+            tiles.linear_residual(inner, layer.down, x, tuning.down, pdl)
+
+    def run_experts(self, slots: Tensor, num_rows: int) -> None:
+        """One wave of the layer that `mix` was last called for: slots int32 [E] on the device, -1 if not in it."""
+        grouped_mlp.run_experts(
+            self.normed[:num_rows], self.arena, slots, self._routing(num_rows),
+            self.inner[: num_rows * self.weights.spec.top_k], self.results[:num_rows], self.tuning.experts_up,
+            self.tuning.experts_down, self.pdl,
+        )  # fmt: skip
+
+    def combine(self, index: int, num_rows: int) -> None:
+        """Adds shared and routed experts of layer `index` to the residual stream, in rank order."""
+        tiles.linear_combine(
+            self.shared[:num_rows], self.weights.layers[index].down, self.x[:num_rows], self.results[:num_rows],
+            self.routing.weights[:num_rows], self.tuning.down, self.pdl,
+        )  # fmt: skip
+
+    def choose(self, num_rows: int, num_outputs: int) -> None:
+        """Logits and tokens of the last `num_outputs` rows."""
+        weights, logits = self.weights, self.logits[:num_outputs]
+        x = self.x[num_rows - num_outputs : num_rows]
+        tiles.norm_linear(x, weights.norm, weights.head, logits, weights.spec.norm_eps, self.tuning.head, self.pdl)
+        self._select.choose(logits, self.positions[-1], self.tokens[:num_outputs], self.pdl)
+
+    def _attend(self, index: int, rows: slice, position: Tensor) -> None:
+        layer, heads, cache, pdl = self.weights.layers[index], self.heads, self.cache.latents[index], self.pdl
+        queries = self.queries[rows]
+        mla.absorb(
+            heads, self.qkv[rows], layer.kv_b, layer.kv_norm, self.cache.rotary, position, queries, cache, pdl
+        )
+        mla.attend(heads, queries, cache, position, self.partials, pdl)
+        mla.merge_and_project(
+            heads, self.partials, layer.kv_b, position, self.latents[rows], self.values[rows], pdl
+        )
+
+    def _routing(self, num_rows: int) -> Routing:
+        whole = self.routing
+        return Routing(
+            whole.chosen[:num_rows], whole.weights[:num_rows], whole.pairs, whole.tile_experts, whole.tile_sizes,
+            whole.num_tiles,
+        )  # fmt: skip

@@ -1,0 +1,22 @@
+"""The model that the bench compares with is the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from specter.bench.eager import decode_eager, load_eager
+from specter.model.checkpoint import Checkpoint
+from tests.helpers import open_live, run_pass, write_random
+
+PROMPT = [3, 1, 4, 15, 92, 6, 53]
+
+
+def test_transformers_model_without_memory_is_given_our_weights(tmp_path: Path) -> None:
+    write_random(tmp_path)
+    live = open_live(tmp_path)
+    tokens, sample = decode_eager(load_eager(Checkpoint.open(tmp_path), "cpu", torch.float32), PROMPT, num_steps=2)
+    assert len(tokens) == 13 and len(sample.values) == 5 and sample.median > 0
+    expected = run_pass(live.decoder, live.store, [*PROMPT, *tokens[:-1]], 0, num_outputs=len(tokens))
+    assert tokens == torch.stack(expected.outputs).argmax(-1).tolist()
