@@ -7,7 +7,6 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from harness.jobs import run_job, write_json
@@ -22,6 +21,8 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     scale = plan["scale"]
     title = f"scale {scale['name']} ({scale['about']})"
     if scale["clock"] == "device":
+        import torch  # seconds to import, and of no use to a scale on the virtual clock
+
         if not torch.cuda.is_available():
             raise SpecterError(
                 f"{title} needs {scale['needs']}; no CUDA GPU is visible", f"run it where there is one, {ELSEWHERE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -44,7 +45,10 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
                 "k": str(text.config.k if text.config.system.speculative else 0),
                 "origin": store.origin,
             }
-            recording.save(store.path(text))
+            # Under a name of its own first: a job whose Snakemake was killed may still be recording the same text.
+            mine = store.path(text).with_name(f"{os.getpid()}-{store.path(text).name}")
+            recording.save(mine)
+            mine.rename(store.path(text))
 
 
 def check_lossless(entries: list[Entry]) -> None:

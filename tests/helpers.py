@@ -15,8 +15,9 @@ from specter.experts.store import ExpertStore, RawCodec
 from specter.kernels import Product, product
 from specter.model.base import Model, Output, Routing
 from specter.model.checkpoint import Checkpoint, expected_shapes, write_checkpoint
-from specter.model.decoder import Decoder, DecoderWeights
+from specter.model.decoder import Decoder
 from specter.model.spec import ExpertId, ModelSpec, RopeSpec
+from specter.model.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 
 TINY = ModelSpec(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from specter.bench import kernels
+from specter.bench.kernels import main as kernels
 from specter.errors import SpecterError
 
-BENCHES = {"kernels": kernels.main}
+BENCHES = {"kernels": kernels}
 
 
 def main(arguments: list[str]) -> int:

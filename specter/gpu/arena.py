@@ -5,7 +5,6 @@ Which expert lies where, generations and events are `specter.experts.residency`'
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor
 

@@ -31,9 +31,10 @@ class DevicePass:
         self._target.mix(layer, self._num_rows)
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        table = torch.full((self._target.weights.spec.num_experts,), -1, dtype=torch.int32, pin_memory=True)
+        device, num_experts = self._target.x.device, self._target.weights.spec.num_experts
+        table = torch.full((num_experts,), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
         table[torch.tensor(experts)] = torch.tensor(slots, dtype=torch.int32)
-        self._target.run_experts(table.to(self._target.x.device, non_blocking=True), self._num_rows)
+        self._target.run_experts(table.to(device, non_blocking=True), self._num_rows)
 
     def combine(self, layer: int) -> None:
         self._target.combine(layer, self._num_rows)

@@ -71,7 +71,6 @@ class Draft:
         self._partials = mla.Partials.empty(self._heads, 1, cache.capacity, device)
         self._values = room(spec.num_heads * spec.v_dim)
         self._router = room(spec.num_experts, dtype=torch.float32)
-        self._router_weights = room(spec.top_k, dtype=torch.float32)
         self._normed = room(spec.hidden)
         self._dense = room(spec.dense_inter)
         self._shared = room(spec.shared_inter)
@@ -149,9 +148,9 @@ class Draft:
         )
         int4_moe.gate_up(
             self._router, self._normed, experts.gate_up[moe], experts.gate_up_params[moe], self._inner, chosen,
-            self._router_weights, self.counts[moe], self.step_index, spec.routed_scaling, tuning.gate_up, pdl,
+            self.counts[moe], self.step_index, spec.routed_scaling, tuning.gate_up, pdl,
         )  # fmt: skip
         int4_moe.down(
             self._shared, layer.down, self._inner, experts.down[moe], experts.down_params[moe], chosen,
-            self.step_index, x, tuning.down, tuning.int4_words, pdl,
+            self.step_index, x, tuning.down, tuning.down_codes, pdl,
         )  # fmt: skip

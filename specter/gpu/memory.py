@@ -52,9 +52,10 @@ class DeviceBudget:
         Raises:
             SpecterError: no such device, or a cap above what is free.
         """
-        self.device = torch.device(device)
         if not torch.cuda.is_available():
             raise SpecterError(f"device {device} is not available", "run on a machine with a CUDA device")
+        index = torch.device(device).index
+        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         free, self.total_bytes = torch.cuda.mem_get_info(self.device)
         free += torch.cuda.memory_reserved(self.device)
         if cap_bytes is not None and cap_bytes > free:

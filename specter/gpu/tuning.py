@@ -9,15 +9,15 @@ from specter.kernels.device import Launch
 
 @dataclass(frozen=True, slots=True)
 class DraftTuning:
-    """One row. `int4_words`: words of codes per step of `down`."""
+    """One row. `down_codes`: INT4 channels per step of `down`."""
 
     qkv: Launch = Launch(4, 2048)
     out: Launch = Launch(4, 2048)
     wide: Launch = Launch(4, 2048)
     dense_down: Launch = Launch(4, 2048)
-    gate_up: Launch = Launch(8, 128)
-    down: Launch = Launch(8, 1024)
-    int4_words: int = 256
+    gate_up: Launch = Launch(4, 2048, num_warps=2)
+    down: Launch = Launch(4, 1024)
+    down_codes: int = 4096
     head: Launch = Launch(8, 2048)
 
 

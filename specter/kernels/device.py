@@ -40,3 +40,10 @@ def wait_previous(PDL: tl.constexpr):
 @triton.jit
 def silu(x):
     return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def ranked_keys(probs, experts, BLOCK_E: tl.constexpr):
+    """Keys int64 that order as (weight descending, index ascending) does; all different, none negative."""
+    # The bits of a non-negative float order as integers do; the reversed index below them breaks ties.
+    return probs.to(tl.int32, bitcast=True).to(tl.int64) * BLOCK_E + (BLOCK_E - 1 - experts)

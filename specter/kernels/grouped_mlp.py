@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import Launch, pow2, silu, wait_previous
+from specter.kernels.device import Launch, pow2, ranked_keys, silu, wait_previous
 from specter.kernels.mla import TILE
 
-_ROUTE_ROWS = 64  # rows that `route` takes at a time; one number, since it decides how sums are laid out
+_ROUTE_ROWS = 16  # rows that `route` takes at a time; one number, since it decides how sums are laid out
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,15 @@ def _route(
         peak = tl.max(scores, axis=1)
         probs = tl.exp(scores - tl.where(real, peak, 0.0)[:, None])
         probs = probs / tl.where(real, tl.sum(probs, axis=1), 1.0)[:, None]
+        keys = ranked_keys(probs, experts[None, :], BLOCK_E)
         for rank in range(TOP_K):
-            best = tl.argmax(probs, axis=1)
-            tl.store(chosen + rows * TOP_K + rank, best.to(chosen.dtype.element_ty), mask=real)
-            tl.store(weights + rows * TOP_K + rank, tl.max(probs, axis=1) * scaling, mask=real)
-            hit = experts[None, :] == best[:, None]
-            counts += tl.sum((hit & real[:, None]).to(tl.int32), axis=0)
-            probs = tl.where(hit, -1.0, probs)
+            best = tl.max(keys, axis=1)
+            expert = BLOCK_E - 1 - best % BLOCK_E
+            weight = (best // BLOCK_E).to(tl.int32).to(tl.float32, bitcast=True) * scaling
+            tl.store(chosen + rows * TOP_K + rank, expert.to(chosen.dtype.element_ty), mask=real)
+            tl.store(weights + rows * TOP_K + rank, weight, mask=real)
+            counts += tl.sum(((keys == best[:, None]) & real[:, None]).to(tl.int32), axis=0)
+            keys = tl.where(keys == best[:, None], -1, keys)
     tl.debug_barrier()  # `chosen` is read back below
     tiles = (counts + TILE - 1) // TILE
     starts = tl.cumsum(tiles, axis=0) - tiles

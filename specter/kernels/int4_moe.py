@@ -1,7 +1,7 @@
 """The draft's routed experts on one row: INT4 codes, all chosen experts of a layer in two launches.
 
     words  int32 [E, N, K / 8]: code c of input channel 32 v + 4 j + i is slot j of word 4 v + i
-    params int32 [E, N, K / group]: fp16 scale in the low half, zero point above it
+    scales int32 [E, N, K / group]: fp16 scale in the low half, zero point above it
     bytes per weight = 1/2 + 4/group
 
 Sixteen bytes of one row are 32 neighbouring channels of one group. Slot j lies at bits 4 j + 3 … (mod 32), so
@@ -24,13 +24,14 @@ import triton.language as tl
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.kernels.device import Launch, pow2, silu, wait_previous
+from specter.kernels.device import Launch, pow2, ranked_keys, silu, wait_previous
 from specter.kernels.skinny import _VECTOR, _fold, _load_chunk, _load_vector
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
 
 _WORD = 8  # codes
 _RUN = 32  # channels in 16 bytes of codes
+_SIXTEEN = 0x41800000  # the bits of 16.0
 
 
 def code_order(num_channels: int, device: torch.device | str = "cpu") -> Tensor:
@@ -99,20 +100,25 @@ class PackedExperts:
 
 
 @triton.jit
-def choose(logits, rank, E: tl.constexpr, BLOCK_E: tl.constexpr):
+def _choose(logits, rank, E: tl.constexpr, BLOCK_E: tl.constexpr):
     """Expert of rank `rank` by softmax weight (ties: the lower index), and its weight."""
     experts = tl.arange(0, BLOCK_E)
     scores = tl.load(logits + experts, mask=experts < E, other=float("-inf"))
     probs = tl.exp(scores - tl.max(scores, axis=0))
-    probs = probs / tl.sum(probs, axis=0)
+    keys = ranked_keys(probs, experts, BLOCK_E)
+    best = tl.max(keys, axis=0)
     for _ in range(rank):
-        probs = tl.where(experts == tl.argmax(probs, axis=0), -1.0, probs)
-    return tl.argmax(probs, axis=0), tl.max(probs, axis=0)
+        best = tl.max(tl.where(keys < best, keys, -1), axis=0)
+    weight = (best // BLOCK_E).to(tl.int32).to(tl.float32, bitcast=True) / tl.sum(probs, axis=0)
+    return (BLOCK_E - 1 - best % BLOCK_E).to(tl.int32), weight
 
 
 @triton.jit
-def _slot(words, j: tl.constexpr):
-    """Float of slot j (0…7): its code plus `_bias(j)`."""
+def _slot(words, sixteen, j: tl.constexpr):
+    """Float of slot j (0…7): its code plus 4096, 256 or 16.
+
+    sixteen: the bits of 16.0, at run time: a constant beside the constant mask would cost a second operation.
+    """
     turned = words
     if j < 2:
         turned = (words << 12) | (words >> 20)
@@ -120,128 +126,119 @@ def _slot(words, j: tl.constexpr):
         turned = (words >> 12) | (words << 20)
     place: tl.constexpr = (j + 1) % 3  # bits 11, 15, 19
     mask: tl.constexpr = 15 << (11 + 4 * place)
-    exponent: tl.constexpr = (127 + 12 - 4 * place) << 23
+    exponent = sixteen + ((8 - 4 * place) << 23)
     return ((turned & mask) | exponent).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _code_sums(words, x, plane, KW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Sums over 32 channels for codes [BLOCK_N, KW]: f x [BLOCK_N, KW / 4]; (f - c) x and x [KW / 4].
+def _scaled_sums(words, packed_scales, x, plane, sixteen):
+    """Per run and row, sum of weight * x over the run's 32 channels: [RUNS, BLOCK_N].
 
-    x: pointers [KW] to slot 0 of an activation in code order; `plane`: distance to the next slot.
+    Runs come first because the compiler deals the lanes of a warp out from there: neighbouring lanes then read
+    neighbouring runs of one row, and activations need no exchange between threads.
+
+    words: codes int32 [RUNS, BLOCK_N, 4]. packed_scales: int32 [RUNS, BLOCK_N].
+    x: pointers [RUNS, 4] to slot 0 of an activation in code order; `plane`: distance to the next slot.
     """
     words = words.to(tl.uint32, bitcast=True)
     total = tl.zeros(words.shape, tl.float32)
-    plain = tl.zeros((KW,), tl.float32)
-    biased = tl.zeros((KW,), tl.float32)
+    plain = tl.zeros(x.shape, tl.float32)
+    biased = tl.zeros(x.shape, tl.float32)
     for j in tl.static_range(8):
         values = tl.load(x + j * plane).to(tl.float32)
-        total += _slot(words, j) * values[None, :]
+        total += _slot(words, sixteen, j) * values[:, None, :]
         plain += values
         biased += values * (4096 >> (4 * ((j + 1) % 3)))
-    total = tl.sum(tl.reshape(total, (BLOCK_N, KW // 4, 4)), axis=2)
-    biased = tl.sum(tl.reshape(biased, (KW // 4, 4)), axis=1)
-    plain = tl.sum(tl.reshape(plain, (KW // 4, 4)), axis=1)
-    return total, biased, plain
-
-
-@triton.jit
-def _scaled(packed_scales, total, biased, plain):
     scale = (packed_scales & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     zero = (packed_scales >> 16).to(tl.float32)
-    return scale * (total - biased[None, :] - zero * plain[None, :])
+    offset = tl.sum(biased, axis=1)[:, None] + zero * tl.sum(plain, axis=1)[:, None]
+    return scale * (tl.sum(total, axis=2) - offset)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sixteen"])
 def _gate_up(
-    logits, x, words, packed_scales, inner, chosen, weights, counts, step, scaling, F: tl.constexpr, D: tl.constexpr,
+    logits, x, words, packed_scales, inner, chosen, counts, step, scaling, sixteen, F: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    KW: tl.constexpr = D // 8
+    RUNS: tl.constexpr = D // 32
     rank = tl.program_id(1)
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, F - 1)
+    lanes = tl.arange(0, 4)
     wait_previous(PDL)
-    expert, weight = choose(logits, rank, E, BLOCK_E)
+    expert, weight = _choose(logits, rank, E, BLOCK_E)
     if tl.program_id(0) == 0:
         tl.store(chosen + tl.load(step) * STEP_STRIDE + rank, expert.to(chosen.dtype.element_ty))
-        tl.store(weights + rank, weight)
         tl.store(counts + expert, tl.load(counts + expert) + 1)  # ranks hold different experts
-    gate = words + (expert * 2 * F + rows[:, None]) * KW
-    gate_params = packed_scales + (expert * 2 * F + rows[:, None]) * G
-    acc_gate = tl.zeros((BLOCK_N, BLOCK_W // 4), tl.float32)
-    acc_up = tl.zeros((BLOCK_N, BLOCK_W // 4), tl.float32)
-    for w in tl.static_range(0, KW, BLOCK_W):
-        at = w + tl.arange(0, BLOCK_W)
-        runs = w // 4 + tl.arange(0, BLOCK_W // 4)
-        if w + BLOCK_W > KW:  # what lies beyond is cut off by its scale
-            at = tl.minimum(at, KW - 4 + at % 4)
-        groups = tl.minimum(runs * G // (KW // 4), G - 1)
-        inside = (runs < KW // 4)[None, :]
-        gate_total, biased, plain = _code_sums(tl.load(gate + at[None, :]), x + at, KW, BLOCK_W, BLOCK_N)
-        up_total, _, _ = _code_sums(tl.load(gate + F * KW + at[None, :]), x + at, KW, BLOCK_W, BLOCK_N)
-        acc_gate += _scaled(tl.load(gate_params + groups[None, :], mask=inside, other=0), gate_total, biased, plain)
-        acc_up += _scaled(tl.load(gate_params + F * G + groups[None, :], mask=inside, other=0), up_total, biased, plain)
-    value = silu(tl.sum(acc_gate, axis=1)) * tl.sum(acc_up, axis=1) * (weight * scaling)
+    gate = words + (expert * 2 * F + rows[None, :]) * (RUNS * 4)
+    gate_scales = packed_scales + (expert * 2 * F + rows[None, :]) * G
+    acc_gate = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+    acc_up = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+    for r in tl.static_range(0, RUNS, BLOCK_R):
+        runs = r + tl.arange(0, BLOCK_R)
+        inside = (runs < RUNS)[:, None]  # a run beyond the end is read from the last one, with scale 0
+        runs = tl.minimum(runs, RUNS - 1)
+        codes = (gate + runs[:, None] * 4)[:, :, None] + lanes[None, None, :]
+        scales = gate_scales + (runs * G // RUNS)[:, None]
+        at = x + runs[:, None] * 4 + lanes[None, :]
+        gate_codes, up_codes = tl.load(codes), tl.load(codes + F * RUNS * 4)
+        acc_gate += _scaled_sums(gate_codes, tl.load(scales, mask=inside, other=0), at, D // 8, sixteen)
+        acc_up += _scaled_sums(up_codes, tl.load(scales + F * G, mask=inside, other=0), at, D // 8, sixteen)
+    value = silu(tl.sum(acc_gate, axis=0)) * tl.sum(acc_up, axis=0) * (weight * scaling)
     order = (channels % 32 // 4) * (TOP_K * F // 8) + rank * (F // 8) + channels // 32 * 4 + channels % 4
     tl.store(inner + order, value.to(inner.dtype.element_ty), mask=channels < F)
 
 
 def gate_up(
-    logits: Tensor, x: Tensor, words: Tensor, packed_scales: Tensor, inner: Tensor, chosen: Tensor, weights: Tensor,
-    counts: Tensor, step: Tensor, scaling: float, launch: Launch, pdl: bool,
+    logits: Tensor, x: Tensor, words: Tensor, packed_scales: Tensor, inner: Tensor, chosen: Tensor, counts: Tensor,
+    step: Tensor, scaling: float, launch: Launch, pdl: bool,
 ) -> None:  # fmt: skip
-    """Routes, and runs gate and up of the chosen experts.
+    """Routes, and runs gate and up of the chosen experts; `launch.block_k` counts channels.
 
     Args:
         logits: fp32 [E]. x: [D] in code order. words, packed_scales: of one layer, [E, 2F, …].
-        inner: [k * F] out, weighted, in code order over k * F / 8 words per slot.
-        chosen: [steps, k] out (any strides by step), row `step`. weights: fp32 [k] out. counts: int32 [E], + 1 each.
+        inner: [k * F] out, times the router's weights and `scaling`, in code order over k * F / 8 words per slot.
+        chosen: [steps, k] out (any strides by step), row `step` (int32 [1]). counts: int32 [E], + 1 each.
     """
     num_experts, wide, num_words = words.shape
-    inter, top_k = wide // 2, chosen.shape[-1]
+    inter, top_k, num_in = wide // 2, chosen.shape[-1], num_words * _WORD
     _gate_up[(triton.cdiv(inter, launch.block_n), top_k)](
-        logits, x, words, packed_scales, inner, chosen, weights, counts, step, scaling, F=inter, D=num_words * _WORD,
-        E=num_experts, TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_E=pow2(num_experts),
-        BLOCK_N=launch.block_n, BLOCK_W=min(launch.block_k, pow2(num_words)), PDL=pdl,
+        logits, x, words, packed_scales, inner, chosen, counts, step, scaling, _SIXTEEN, F=inter, D=num_in, E=num_experts,
+        TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_E=pow2(num_experts),
+        BLOCK_N=launch.block_n, BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sixteen"])
 def _down(
-    shared, shared_w, inner, words, packed_scales, chosen, step, out, N: tl.constexpr, S: tl.constexpr, F: tl.constexpr,
-    TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_W: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    shared, shared_w, inner, words, packed_scales, chosen, step, out, sixteen, N: tl.constexpr, S: tl.constexpr,
+    F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    KW: tl.constexpr = F // 8
-    TOTAL: tl.constexpr = TOP_K * KW
+    RUNS: tl.constexpr = F // 32  # per expert
+    ALL_RUNS: tl.constexpr = TOP_K * RUNS
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, N - 1)
-    result = tl.zeros((BLOCK_N,), tl.float32)
     ks = tl.arange(0, BLOCK_K)
+    lanes = tl.arange(0, 4)
     if S > 0:
         first = _load_chunk(shared_w, rows, ks, 0, S, BLOCK_K)
     wait_previous(PDL)
     chosen += tl.load(step) * STEP_STRIDE
-    acc = tl.zeros((BLOCK_N, BLOCK_W // 4), tl.float32)
-    for w in tl.static_range(0, TOTAL, BLOCK_W):
-        at = w + tl.arange(0, BLOCK_W)
-        if w + BLOCK_W > TOTAL:
-            at = tl.minimum(at, TOTAL - 4 + at % 4)
-        runs = w // 4 + tl.arange(0, BLOCK_W // 4)
-        safe_runs = tl.minimum(runs, TOTAL // 4 - 1)
-        expert = tl.load(chosen + at // KW).to(tl.int32)
-        offset = expert[None, :] * (N * KW) + rows[:, None] * KW + (at % KW)[None, :]
-        offset = tl.max_contiguous(tl.multiple_of(offset, (1, 4)), (1, 4))
-        run_expert = tl.load(chosen + safe_runs // (KW // 4)).to(tl.int32)
-        group = safe_runs % (KW // 4) * G // (KW // 4)
-        param_offset = run_expert[None, :] * (N * G) + rows[:, None] * G + group[None, :]
-        total, biased, plain = _code_sums(tl.load(words + offset), inner + at, TOTAL, BLOCK_W, BLOCK_N)
-        inside = (runs < TOTAL // 4)[None, :]
-        acc += _scaled(tl.load(packed_scales + param_offset, mask=inside, other=0), total, biased, plain)
-    result += tl.sum(acc, axis=1)
+    acc = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+    for r in tl.static_range(0, ALL_RUNS, BLOCK_R):
+        runs = r + tl.arange(0, BLOCK_R)
+        inside = (runs < ALL_RUNS)[:, None]
+        runs = tl.minimum(runs, ALL_RUNS - 1)
+        expert = tl.load(chosen + runs // RUNS).to(tl.int32)
+        codes = words + (expert * (N * RUNS * 4) + runs % RUNS * 4)[:, None] + rows[None, :] * (RUNS * 4)
+        scales = packed_scales + (expert * (N * G) + runs % RUNS * G // RUNS)[:, None] + rows[None, :] * G
+        at = inner + runs[:, None] * 4 + lanes[None, :]
+        tile = tl.load(codes[:, :, None] + lanes[None, None, :])
+        acc += _scaled_sums(tile, tl.load(scales, mask=inside, other=0), at, ALL_RUNS * 4, sixteen)
+    result = tl.sum(acc, axis=0)
     if S > 0:
         dense = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
         for k in tl.static_range(0, S, BLOCK_K):
@@ -252,22 +249,21 @@ def _down(
 
 
 def down(
-    shared: Tensor, shared_w: Tensor, inner: Tensor, words: Tensor, packed_scales: Tensor, chosen: Tensor, step: Tensor,
-    out: Tensor, launch: Launch, block_words: int, pdl: bool,
+    shared: Tensor, shared_w: Tensor, inner: Tensor, words: Tensor, packed_scales: Tensor, chosen: Tensor,
+    step: Tensor, out: Tensor, launch: Launch, block_codes: int, pdl: bool,
 ) -> None:  # fmt: skip
     """out fp32 [D] += W_shared · shared + the chosen experts' down projections of `inner` (see `gate_up`).
 
     Args:
         shared: [S], shared_w: [D, S]; S is 0 to run the routed experts alone.
-        words, packed_scales: of one layer, [E, D, …].
+        words, packed_scales: of one layer, [E, D, …]. block_codes: channels of codes per step.
     """
     _, hidden, num_words = words.shape
-    top_k = chosen.shape[-1]
-    num_shared = shared_w.shape[-1]
+    top_k, num_in, num_shared = chosen.shape[-1], num_words * _WORD, shared_w.shape[-1]
     _down[(triton.cdiv(hidden, launch.block_n),)](
-        shared, shared_w, inner, words, packed_scales, chosen, step, out, N=hidden, S=num_shared, F=num_words * _WORD,
+        shared, shared_w, inner, words, packed_scales, chosen, step, out, _SIXTEEN, N=hidden, S=num_shared, F=num_in,
         TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_N=launch.block_n,
         BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else _VECTOR,
-        BLOCK_W=min(block_words, pow2(top_k * num_words)), VECTOR=_VECTOR, PDL=pdl,
+        BLOCK_R=min(block_codes, pow2(top_k * num_in)) // _RUN, VECTOR=_VECTOR, PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip

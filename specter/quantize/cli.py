@@ -26,7 +26,14 @@ from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, CalibrationText, load_calibration
 from specter.quantize.gptq_format import stack, write_directory
 from specter.quantize.int4 import Int4Experts
-from specter.quantize.layer import METHODS, LayerInputs, QuantizedLayer, output_error, quantize_layer
+from specter.quantize.layer import (
+    METHODS,
+    LayerInputs,
+    QuantizedLayer,
+    default_min_tokens,
+    output_error,
+    quantize_layer,
+)
 from specter.quantize.rtn import group_of
 
 REPORT_FILE = "quantization.json"
@@ -39,7 +46,7 @@ class Options:
     method: str = "gptq"
     group: int = 128  # input channels per group, or the row where it is shorter
     calibration: Path = CALIBRATION
-    min_tokens: int = 0  # calibration tokens below which an expert is rounded to nearest; 0: as many as it has inputs
+    min_tokens: int = 0  # calibration tokens below which an expert is rounded to nearest; 0: twice the hidden size
     device: str = "cpu"  # or cuda
     threads: int = 1
 
@@ -94,7 +101,7 @@ def quantize_model(
     """Quantises every routed expert; errors are measured on the calibration text's held-out sequences."""
     spec = checkpoint.spec
     num_rows = (len(text.tokens) - text.num_held_out) * text.tokens.shape[1]
-    min_tokens = options.min_tokens or spec.hidden
+    min_tokens = options.min_tokens or default_min_tokens(spec)
     measurements = Measurements()
     layers: list[QuantizedLayer] = []
     walk = walk_moe_layers(checkpoint, text.tokens, options.device)
@@ -163,7 +170,7 @@ def run(options: Options, console: Console) -> None:
             "method": options.method,
             "group": options.group,
             "sym": True,
-            "min_tokens": options.min_tokens or checkpoint.spec.hidden,
+            "min_tokens": options.min_tokens or default_min_tokens(checkpoint.spec),
             "calibration": {
                 "num_tokens": text.tokens.numel(),
                 "num_held_out_tokens": text.num_held_out * text.tokens.shape[1],

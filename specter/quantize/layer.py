@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.model.spec import ModelSpec
 from specter.quantize.gptq import quantize_gptq
 from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import quantize_rtn
@@ -87,6 +88,16 @@ def collect_hessians(experts: LayerExperts, inputs: LayerInputs) -> Hessians:
         hidden_sums[expert] = rows.T @ rows
         inner_sums[expert] = inner.T @ inner
     return Hessians(tokens, hidden_sums, inner_sums)
+
+
+def default_min_tokens(spec: ModelSpec) -> int:
+    """Tokens from which GPTQ beats rounding on text it has not seen: two per input channel.
+
+    Measured on the DeepSeek stand-in (D = 64, layers 0, 8, 16 and 25), relative output error of rounding 0.086 /
+    0.101 / 0.150 / 0.129; of GPTQ from 64 tokens 0.093 / 0.120 / 0.181 / 0.151, from 128 tokens 0.081 / 0.100 / 0.149
+    / 0.126, from 2000 tokens 0.072 / 0.088 / 0.133 / 0.113.
+    """
+    return 2 * spec.hidden
 
 
 def quantize_layer(

@@ -145,7 +145,7 @@ class Network:
         self._cos, self._sin = cos.to(device), sin.to(device)
         wrap: Callable = torch.compile if compiled else lambda function: function
         self._dense_layer, self._moe_layer = wrap(self._run_dense_layer), wrap(self._run_moe_layer)
-        self.head_loss = wrap(self._run_head_loss)
+        self.head_loss, self.head_losses = wrap(self._run_head_loss), wrap(self._run_head_losses)
 
     def __call__(self, work: Weights, tokens: Tensor) -> NetworkOutput:
         """tokens int64 [B, T]; the norm before lm_head is applied."""
@@ -174,6 +174,14 @@ class Network:
     def _run_head_loss(self, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
         logits = F.linear(hidden.to(head.dtype), head).float()
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def _run_head_losses(self, hidden: Tensor, noisy: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of `hidden`, and the KL divergence of what `noisy` predicts from it (its own side fixed)."""
+        log_probs = F.linear(hidden.to(head.dtype), head).float().log_softmax(-1)
+        noisy_log_probs = F.linear(noisy.to(head.dtype), head).float().log_softmax(-1)
+        cross_entropy = F.nll_loss(log_probs.flatten(0, 1), targets.flatten())
+        fixed = log_probs.detach()
+        return cross_entropy, (fixed.exp() * (fixed - noisy_log_probs)).sum(-1).mean()
 
     def _run_dense_layer(self, x: Tensor, attention: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Tensor:
         x, h = self._attend(x, attention)
@@ -234,17 +242,18 @@ def round_to_int4(weight: Tensor) -> Tensor:
     return (weight / step).round().clamp(-8, 7) * step
 
 
-def working_copy(weights: Weights, dtype: torch.dtype, noise: Tensor | None = None) -> Weights:
-    """Weights in the compute type (norms and routers stay fp32), differentiable.
+def working_copy(weights: Weights, dtype: torch.dtype) -> Weights:
+    """Weights in the compute type (norms and routers stay fp32), differentiable."""
+    return {
+        name: weight if "norm" in name or name == "router" else weight.to(dtype) for name, weight in weights.items()
+    }
 
-    noise: amplitude, in INT4 steps, of uniform noise on the routed experts; it makes them as robust to rounding as
-    those of a large model. None or 0 leaves them as they are.
-    """
-    work: Weights = {}
-    for name, weight in weights.items():
-        if noise is not None and name in ROUTED:
-            with torch.no_grad():
-                jitter = (torch.rand_like(weight) - 0.5) * int4_step(weight) * noise
-            weight = weight + jitter
-        work[name] = weight if "norm" in name or name == "router" else weight.to(dtype)
-    return work
+
+def noisy_experts(weights: Weights, dtype: torch.dtype) -> Weights:
+    """The routed experts' weights with fresh uniform noise of one INT4 step, differentiable."""
+    noisy: Weights = {}
+    for name in ROUTED:
+        with torch.no_grad():
+            noise = (torch.rand_like(weights[name]) - 0.5) * int4_step(weights[name])
+        noisy[name] = (weights[name] + noise).to(dtype)
+    return noisy

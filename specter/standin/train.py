@@ -1,7 +1,8 @@
 """`python -m specter.standin.train model=deepseek_v2_lite`: trains a stand-in and measures it.
 
 Arguments are key=value: model, seconds (of the training loop), device (cuda or cpu), data (tokens.safetensors.xz),
-out (checkpoint directory), peak_lr, seed, batch, length, steps (a fixed number instead of seconds).
+out (checkpoint directory), peak_lr, seed, batch, length, steps (a fixed number instead of
+seconds), variant (of the step).
 Writes config.json, model.safetensors (int8-coded) and training.json.
 """
 
@@ -30,7 +31,6 @@ from specter.standin.trainer import (
     CPU_VARIANT,
     GPU_VARIANTS,
     LossPoint,
-    StepVariant,
     Trainer,
     TrainSettings,
     time_variant,
@@ -38,8 +38,6 @@ from specter.standin.trainer import (
 )
 
 MODELS = {"deepseek_v2_lite": DEEPSEEK_V2_LITE_NARROW}
-# Below these shares the INT4 copy is less faithful than those of real models; training then adds rounding noise.
-MIN_ACCEPTANCE, MIN_MATCH = 0.97, 0.97
 PUBLISHED = {"acceptance_mean": 0.966, "acceptance_deepseek": 0.99, "match_mean": 0.963}
 SAMPLE_PROMPTS = (
     "The history of the town began when the first settlers",
@@ -62,6 +60,7 @@ class Options:
     batch: int = TrainSettings.batch
     length: int = TrainSettings.length
     steps: int = 0  # 0: train for `seconds`
+    variant: str = ""  # how steps are run, e.g. grouped+compiled+graph; empty: try all and take the fastest
 
 
 def parse_options(arguments: list[str]) -> Options:
@@ -87,14 +86,14 @@ def parse_options(arguments: list[str]) -> Options:
 
 
 def pick_variant(
-    spec: ModelSpec, settings: TrainSettings, device: str, tokens: Tensor
+    spec: ModelSpec, settings: TrainSettings, device: str, tokens: Tensor, wanted: str
 ) -> tuple[Trainer, dict[str, float | str]]:
     """The fastest way to run a step on this device, with each way's ms per step (or why it does not run)."""
     if device != "cuda":
         return Trainer(spec, settings, device, CPU_VARIANT), {}
     timings: dict[str, float | str] = {}
-    best: tuple[float, StepVariant] | None = None
-    for variant in GPU_VARIANTS:
+    best: tuple[float, Trainer] | None = None
+    for variant in (variant for variant in GPU_VARIANTS if wanted in ("", str(variant))):
         start = time.perf_counter()
         try:
             trainer = Trainer(spec, settings, device, variant)
@@ -108,13 +107,13 @@ def pick_variant(
         built_s = time.perf_counter() - start
         print(f"{variant}: {step_ms:.1f} ms/step, {built_s:.0f} s to build and try, {peak:.1f} GiB", flush=True)
         if best is None or step_ms < best[0]:
-            best = (step_ms, variant)
+            best = (step_ms, trainer)
         del trainer
         gc.collect()
         torch.cuda.empty_cache()
     if best is None:
-        raise SpecterError(f"no step variant runs on {device}: {timings}", "train with device=cpu")
-    return Trainer(spec, settings, device, best[1]), timings
+        raise SpecterError(f"no step variant {wanted} runs on {device}: {timings}", "train with device=cpu")
+    return best[1], timings
 
 
 def transformers_difference(weights: Weights, spec: ModelSpec, tokens: Tensor) -> float:
@@ -165,18 +164,15 @@ def run(options: Options) -> dict[str, Any]:
     corpus = json.loads((Path(options.data).parent / "corpus.json").read_text())
     tokens = {name: torch.from_numpy(values.astype("int32")).to(options.device) for name, values in arrays.items()}
     print({name: len(values) for name, values in tokens.items()}, flush=True)
-    trainer, timings = pick_variant(spec, settings, options.device, tokens["train"])
+    trainer, timings = pick_variant(spec, settings, options.device, tokens["train"], options.variant)
     curve: list[LossPoint] = []
-    noise_history: list[dict[str, float]] = []
+    agreements: list[dict[str, float]] = []
     calibration = tokens["train"][: 16 * 512].view(16, 512).long()
 
-    def control(trainer: Trainer, progress: float) -> None:
+    def check(trainer: Trainer, progress: float) -> None:
         agreement = QualityMeter(spec, trainer.weights, 512, options.device).teacher_forced(calibration)
-        faithful = agreement.acceptance >= MIN_ACCEPTANCE and agreement.match_mean >= MIN_MATCH
-        if progress > 0.25:
-            trainer.noise.fill_(0.0 if faithful else 1.0)
-        noise_history.append({"progress": round(progress, 2), "noise": float(trainer.noise), **vars(agreement)})
-        print(noise_history[-1], flush=True)
+        agreements.append({"progress": round(progress, 2), **vars(agreement)})
+        print(agreements[-1], flush=True)
         if progress > 0.45:
             save_standin(trainer.weights, spec, out)
 
@@ -185,7 +181,7 @@ def run(options: Options) -> dict[str, Any]:
         print(point, flush=True)
 
     start = time.perf_counter()
-    num_steps = train(trainer, tokens["train"], control, report, max_steps=options.steps or None)
+    num_steps = train(trainer, tokens["train"], check, report, max_steps=options.steps or None)
     train_seconds = time.perf_counter() - start
     save_standin(trainer.weights, spec, out)
     record: dict[str, Any] = {
@@ -200,7 +196,7 @@ def run(options: Options) -> dict[str, Any]:
         "num_steps": num_steps,
         "num_tokens_seen": num_steps * settings.batch * settings.length,
         "loss_curve": [dataclasses.asdict(point) for point in curve],
-        "rounding_noise": noise_history,
+        "int4_agreement_while_training": agreements,
         "corpus": corpus,
     }
     _write(record, out)

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.model.spec import ModelSpec
-from specter.standin.network import Network, Weights, experts_dense, experts_grouped, init_weights, working_copy
+from specter.standin.network import (
+    ROUTED,
+    Network,
+    Weights,
+    experts_dense,
+    experts_grouped,
+    init_weights,
+    noisy_experts,
+    working_copy,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,12 @@ class TrainSettings:
     warmup_frac: float = 0.02
     weight_decay: float = 0.1
     balance_weight: float = 0.003
+    # Two measures that make the INT4 copy of so narrow a model follow it about as well as a large model's copy does:
+    # routed experts' rows are clipped to this many times their RMS after every step (Gaussian rows reach 2.6), and in
+    # the last share of the run a second pass with noise of one INT4 step on the experts must predict the same.
+    expert_clip: float = 1.9
+    consistency_frac: float = 0.35
+    consistency_weight: float = 4.0
     clip_norm: float = 1.0
     seed: int = 0
 
@@ -54,19 +69,20 @@ GPU_VARIANTS = (
 
 @dataclass(frozen=True)
 class LossPoint:
-    """Mean losses since the previous point."""
+    """Mean losses since the previous point; consistency is 0 before its phase."""
 
     step: int
     seconds: float
     lr: float
     loss: float
     balance: float
+    consistency: float
 
 
 class Trainer:
     """fp32 master weights, AdamW, gradient clipping; `step` trains on one batch.
 
-    The learning rate and the rounding noise are device scalars, so a captured step follows them.
+    The learning rate is a device scalar, so a captured step follows it.
     """
 
     def __init__(self, spec: ModelSpec, settings: TrainSettings, device: str, variant: StepVariant) -> None:
@@ -78,9 +94,8 @@ class Trainer:
         experts = experts_grouped if variant.grouped else experts_dense
         self._network = Network(spec, settings.length, device, experts, variant.compiled)
         self.lr = torch.tensor(0.0, device=device)
-        self.noise = torch.tensor(0.0, device=device)
         self._batch = torch.zeros(settings.batch, settings.length + 1, dtype=torch.int64, device=device)
-        self._losses = torch.zeros(2, device=device)  # sums of cross-entropy and balance since the last read
+        self._losses = torch.zeros(3, device=device)  # sums of cross-entropy, balance, consistency since the last read
         plain = ("embed", "head")
         decayed = [w for name, w in self.weights.items() if "norm" not in name and name not in plain]
         others = [w for name, w in self.weights.items() if "norm" in name or name in plain]
@@ -92,48 +107,72 @@ class Trainer:
             fused=True if on_gpu else None,
             capturable=on_gpu,
         )
-        self._run: Callable[[], None] = self._step
+        self._run_plain: Callable[[], None] = self._plain_step
+        self._run_consistent: Callable[[], None] = self._consistent_step
         if variant.graph:
-            self._run = self._capture()
+            self._run_plain = self._capture(self._plain_step)
+            self._run_consistent = self._capture(self._consistent_step)
 
-    def step(self, batch: Tensor) -> None:
-        """One update on token ids int64 [B, T + 1]; asynchronous on a GPU."""
-        self._batch.copy_(batch)
-        self._run()
-
-    def read_losses(self, num_steps: int) -> tuple[float, float]:
-        """Mean cross-entropy and balance of the last `num_steps` steps since the previous read; synchronises."""
-        cross_entropy, balance = (self._losses / max(num_steps, 1)).tolist()
+    def reset(self) -> None:
+        """Forgets the optimizer's moments and step count (steps at learning rate 0 left only those)."""
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                value.zero_()
         self._losses.zero_()
-        return cross_entropy, balance
 
-    def _step(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        work = working_copy(self.weights, self.dtype, self.noise)
+    def step(self, batch: Tensor, consistent: bool = False) -> None:
+        """One update on token ids int64 [B, T + 1], with or without the noisy pass; asynchronous on a GPU."""
+        self._batch.copy_(batch)
+        (self._run_consistent if consistent else self._run_plain)()
+
+    def read_losses(self, num_steps: int) -> tuple[float, float, float]:
+        """Mean cross-entropy, balance and consistency over the `num_steps` steps since the last read; synchronises."""
+        cross_entropy, balance, consistency = (self._losses / num_steps).tolist()
+        self._losses.zero_()
+        return cross_entropy, balance, consistency
+
+    def _plain_step(self) -> None:
+        work = working_copy(self.weights, self.dtype)
         out = self._network(work, self._batch[:, :-1])
         cross_entropy = self._network.head_loss(out.hidden, work["head"], self._batch[:, 1:])
-        (cross_entropy + self.settings.balance_weight * out.balance).backward()
-        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.settings.clip_norm, foreach=True)
-        self._optimizer.step()
-        self._losses += torch.stack((cross_entropy.detach(), out.balance.detach()))
+        self._update(cross_entropy, out.balance, torch.zeros_like(cross_entropy))
 
-    def _capture(self) -> Callable[[], None]:
+    def _consistent_step(self) -> None:
+        work = working_copy(self.weights, self.dtype)
+        noisy = work | noisy_experts(self.weights, self.dtype)
+        out = self._network(work, self._batch[:, :-1])
+        noisy_out = self._network(noisy, self._batch[:, :-1])
+        losses = self._network.head_losses(out.hidden, noisy_out.hidden, work["head"], self._batch[:, 1:])
+        self._update(losses[0], out.balance, losses[1])
+
+    def _update(self, cross_entropy: Tensor, balance: Tensor, consistency: Tensor) -> None:
+        settings = self.settings
+        self._optimizer.zero_grad(set_to_none=True)
+        (cross_entropy + settings.balance_weight * balance + settings.consistency_weight * consistency).backward()
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), settings.clip_norm, foreach=True)
+        self._optimizer.step()
+        with torch.no_grad():
+            for name in ROUTED:
+                weight = self.weights[name]
+                limit = settings.expert_clip * weight.square().mean(-1, keepdim=True).sqrt()
+                weight.copy_(weight.clamp(-limit, limit))
+        self._losses += torch.stack((cross_entropy.detach(), balance.detach(), consistency.detach()))
+
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         # Learning rate 0: the warm-up steps compile everything and create the optimizer's state, moving no weight.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._batch.random_(self.spec.vocab)
             for _ in range(3):
-                self._step()
+                step()
         torch.cuda.current_stream().wait_stream(side)
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._step()
-        for state in self._optimizer.state.values():
-            for value in state.values():
-                value.zero_()
-        self._losses.zero_()
+            step()
+        self._optimizer.zero_grad(set_to_none=True)  # the gradients live on in the graph's own memory
+        self.reset()
         return graph.replay
 
 
@@ -154,7 +193,7 @@ def random_batch(tokens: Tensor, settings: TrainSettings, generator: torch.Gener
 
 
 def time_variant(trainer: Trainer, tokens: Tensor, num_steps: int = 10) -> float:
-    """Mean step time in ms over `num_steps` after two more warm-up steps."""
+    """Mean ms of a plain step over `num_steps` after two more warm-up steps; leaves the trainer as it was."""
     generator = torch.Generator(device=tokens.device).manual_seed(1)
     batch = random_batch(tokens, trainer.settings, generator)
     for _ in range(2):
@@ -163,16 +202,18 @@ def time_variant(trainer: Trainer, tokens: Tensor, num_steps: int = 10) -> float
     start = time.perf_counter()
     for _ in range(num_steps):
         trainer.step(batch)
-    loss, _ = trainer.read_losses(num_steps)
+    loss, _, _ = trainer.read_losses(num_steps)
     if not math.isfinite(loss):
         raise SpecterError(f"a training step gave the loss {loss}", "use another step variant")
-    return (time.perf_counter() - start) * 1000 / num_steps
+    step_ms = (time.perf_counter() - start) * 1000 / num_steps
+    trainer.reset()
+    return step_ms
 
 
 def train(
     trainer: Trainer,
     tokens: Tensor,
-    controller: Callable[[Trainer, float], None],
+    check: Callable[[Trainer, float], None],
     report: Callable[[LossPoint], None],
     max_steps: int | None = None,
     sync_every: int = 20,
@@ -182,7 +223,7 @@ def train(
 
     Args:
         tokens: int32 [N] on the trainer's device.
-        controller: called every tenth of the time with the progress; it may set `trainer.noise`.
+        check: called every tenth of the time with the progress.
         report: receives a loss point about every `report_every` steps.
 
     Raises:
@@ -195,19 +236,20 @@ def train(
     next_check, progress = 0.1, 0.0
     while progress < 1.0:
         trainer.lr.fill_(learning_rate(settings, progress))
-        trainer.step(random_batch(tokens, settings, generator))
+        trainer.step(random_batch(tokens, settings, generator), consistent=progress >= 1 - settings.consistency_frac)
         step += 1
         if trainer.device == "cuda" and step % sync_every == 0:
             torch.cuda.synchronize()  # keeps the schedule, which follows the clock, in step with the device
         elapsed = time.perf_counter() - start
         progress = elapsed / settings.seconds if max_steps is None else step / max_steps
         if step % report_every == 0 or progress >= 1.0:
-            loss, balance = trainer.read_losses(step - reported)
+            loss, balance, consistency = trainer.read_losses(step - reported)
             if not math.isfinite(loss):
                 raise SpecterError(f"the loss became {loss} at step {step}", "train with a lower peak_lr")
-            report(LossPoint(step, round(elapsed, 1), float(trainer.lr), round(loss, 4), round(balance, 4)))
+            means = (round(loss, 4), round(balance, 4), round(consistency, 5))
+            report(LossPoint(step, round(elapsed, 1), float(trainer.lr), *means))
             reported = step
         if progress >= next_check:
-            controller(trainer, progress)
+            check(trainer, progress)
             next_check += 0.1
     return step

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from specter.timeline.base import Clock, Event, LaneTotals, T, Work
+from specter.timeline.trace import TraceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class CudaTimeline:
 
     def __init__(self, device: torch.device | str = "cuda", cuda: Any = torch.cuda) -> None:
         self.device = torch.device(device)
+        self.ops: list[TraceOp] | None = None  # the device's own profiler traces better
         self._cuda = cuda
         self.compute_stream = cuda.current_stream(self.device)
         self.link_stream = cuda.Stream(self.device)

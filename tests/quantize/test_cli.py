@@ -52,6 +52,7 @@ def test_quantizes_a_checkpoint(
     assert report["method"] == experts.method == method
     assert report["num_experts"] == spec.num_moe_layers * spec.num_experts
     assert report["num_fallback"] == experts.num_fallback
+    assert report["min_tokens"] == 2 * spec.hidden
     assert set(report["relative_output_error"]) == {method, "rtn"}
     assert all(len(e["per_layer"]) == spec.num_moe_layers for e in report["relative_output_error"].values())
     assert report["calibration"]["num_tokens"] == 960 and report["calibration"]["num_held_out_tokens"] == 120

@@ -1,0 +1,117 @@
+"""`python -m specter.bench kernels`: the GPU runtime on this machine, one table and one JSON file.
+
+The full-size model is an inflated stand-in (see `specter.standin`): every byte and flop is the real model's, its
+text and routing are the stand-in's. Sections run one after the other, and the file is written after each.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from specter.arguments import parse_arguments
+from specter.bench.model import load_full_size
+from specter.bench.report import Report, provenance
+from specter.bench.resident import ResidentBench, bench_prompts
+from specter.bench.streaming import StreamingBench
+from specter.errors import SpecterError
+from specter.gpu.memory import DeviceBudget
+from specter.model.spec import DEEPSEEK_V2_LITE
+
+SUMMARY_KEYS = (
+    "draft_step_ms",
+    "plain_decode_ms",
+    "verify17_over_floor",
+    "int4_layer_over_floor",
+    "prefill16_over_floor",
+    "prefill2000_over_floor",
+    "store_load_gb_per_s",
+    "peak_device_gb",
+    "bit_equal",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    checkpoint: Path = Path("data/standins/deepseek_v2_lite")  # the narrow stand-in
+    quantized: Path = Path("results/quantized/deepseek_v2_lite/gptq")  # its INT4 experts
+    tokenizer: Path = Path("data/standins/tokenizer.json")
+    prompts: Path = Path("data/prompts")
+    out: Path = Path("data/reference/h200/kernels.json")
+    commit: str = ""  # of the code, where there is no git
+    pin: str = "require"  # or prefer, off: see specter/gpu/store.py
+    cap_gb: int = 40  # device budget of the sections that stream experts
+
+
+def run(options: Options, console: Console) -> Report:
+    """Everything; sections that fail are named in the report, and the others go on.
+
+    Raises:
+        SpecterError: no device, or anything wrong with the input, before large work.
+    """
+    start = time.perf_counter()
+    spec = DEEPSEEK_V2_LITE
+    budget = DeviceBudget("cuda", options.cap_gb * 10**9)
+    if options.pin not in ("require", "prefer", "off"):
+        raise SpecterError(f"pin={options.pin} is unknown", "use pin=require, pin=prefer or pin=off")
+    prompts = bench_prompts(options.prompts, options.tokenizer)
+    model = load_full_size(options.checkpoint, options.quantized, spec, budget, options.pin, console)  # type: ignore[arg-type]
+    report = Report(
+        options.out,
+        provenance(
+            budget.device,
+            options.commit,
+            model=f"{spec.name}, inflated from {model.narrow.spec.name} (tiled, BF16)",
+            checkpoint_sha256=model.narrow.digest(),
+            int4=f"{model.narrow_int4.method}, tiled",
+            pin=options.pin,
+        ),
+        summary=dict.fromkeys(SUMMARY_KEYS),
+    )
+
+    def section(name: str, measure: Callable[[], None]) -> None:
+        begin = time.perf_counter()
+        try:
+            measure()
+        except Exception as error:  # one section's failure must not cost the others' results
+            report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
+            console.print_exception()
+        report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
+        report.write()
+
+    streaming = StreamingBench(model, budget, report, prompts)
+    section("loading", streaming.loading)
+    section("rates", streaming.rates)
+    section("prefill", streaming.prefill)
+    section("cap", streaming.cap)
+    torch.cuda.empty_cache()
+    resident = ResidentBench(model, DeviceBudget("cuda"), report, prompts)
+    section("resident passes", resident.resident_passes)
+    section("draft step", resident.draft_step)
+    section("bit equality", resident.bit_equality)
+    section("peak", resident.peak)
+    section("INT4 backends", resident.int4_layer)
+    section("agreement with the narrow model", resident.narrow_agreement)
+    section("transformers eager", resident.eager)
+    report.facts["clocks after"] = provenance(budget.device, options.commit).get("clocks.sm", "unknown")
+    report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
+    report.skipped["humming backend"] = "optional, not among the dependencies"
+    report.write()
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises SpecterError for bad input; exits with 1 if a section failed."""
+    console = Console(width=180)
+    report = run(parse_arguments(Options, sys.argv[1:] if arguments is None else arguments), console)
+    report.show(console)
+    if any(reason.startswith("FAILED") for reason in report.skipped.values()):
+        sys.exit(1)

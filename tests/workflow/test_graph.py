@@ -1,0 +1,56 @@
+"""What a call of Snakemake would run, and would not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from tests.workflow.conftest import Checkout
+
+
+def test_lint_is_clean(checkout: Checkout) -> None:
+    assert "good condition" in checkout.snakemake("--lint")
+
+
+def test_every_scale_can_be_planned(checkout: Checkout) -> None:
+    scales = [path.stem for path in sorted(Path("conf/scale").glob("*.yaml"))]
+    text = checkout.snakemake("-n", "--", *[f"results/{scale}/report.html" for scale in scales])
+    for scale in scales:
+        assert f"results/{scale}/report.html" in text
+    assert text.index("Scale laptop:") < text.index("Job stats:")
+
+
+def test_a_scale_that_cannot_run_here_is_refused_before_any_work(checkout: Checkout) -> None:
+    text = checkout.snakemake("results/paper/report.html", expect=1)
+    assert "scale paper" in text and "no CUDA GPU is visible" in text and "or use the default scale" in text
+    assert not list(checkout.root.glob("results/quantized/*/gptq"))
+
+
+def test_an_unknown_scale_is_named_with_the_known_ones(checkout: Checkout) -> None:
+    text = checkout.snakemake("-n", "--config", "scale=desktop", expect=1)
+    assert "scale 'desktop' is unknown" in text and "laptop, paper, smoke, standin" in text
+
+
+def test_only_what_changed_runs_again(checkout: Checkout) -> None:
+    checkout.pretend_finished("smoke")
+    assert checkout.pending("smoke") == {}
+
+    for path in checkout.root.glob("conf/**/*.yaml"):
+        path.write_text(f"# a comment\n{path.read_text()}")
+    assert checkout.pending("smoke") == {}
+
+    path = checkout.root / "conf/experiment/budget_sweep.yaml"
+    experiment = yaml.safe_load(path.read_text())
+    experiment["budgets"].remove(8)
+    path.write_text(yaml.safe_dump(experiment))
+    expected = {"replay": 1, "tidy": 1, "figure": 1, "table": 1, "page": 1, "smoke": 1}
+    assert checkout.pending("smoke") == expected
+
+    # One more K is recorded, but only the experiment that asks for it is replayed.
+    checkout.snakemake("--touch", "--", "smoke")
+    path = checkout.root / "conf/experiment/k_sweep.yaml"
+    experiment = yaml.safe_load(path.read_text())
+    experiment["ks"] = [1, 2, 3, 4]
+    path.write_text(yaml.safe_dump(experiment))
+    assert checkout.pending("smoke") == {"record": 1, **expected}
