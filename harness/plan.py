@@ -1,8 +1,8 @@
 """From conf/ to runs: scales and experiments, and the run configurations that each job gets.
 
-Every job's plan is composed while Snakemake parses, and is the rule's `params` as resolved YAML; the job composes it
-again from the same names. So a comment in conf/ changes nothing, a changed experiment re-runs its own jobs only, and
-any job can be run by hand. Nothing here imports torch.
+Every job's plan is composed while Snakemake parses, and its digest is the rule's `params`; the job composes it again
+from the same names. So a comment in conf/ changes nothing, a changed experiment re-runs its own jobs only, and any
+job can be run by hand. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import hashlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -185,9 +187,6 @@ class Matrix:
     prompt_tokens: list[int]
     inputs: list[int]
 
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
-
     def runs(self) -> list[RunConfig]:
         """All runs. A system that ignores the budget runs at the first one only, and likewise K."""
         base = from_values(self.base)
@@ -228,9 +227,6 @@ class LivePlan:
     samplings: dict[str, Values]
     lives: list[list[Any]]
 
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
-
     def runs(self) -> list[RunConfig]:
         base = from_values(self.base)
         return [
@@ -259,41 +255,34 @@ def _inputs(scale: Scale, experiment: Experiment) -> list[int]:
     return list(range(min(scale.max_inputs, experiment.num_inputs)))
 
 
-def matrix(scale_name: str, experiment_name: str, model: str, dataset: str) -> Matrix:
+def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
     """The runs of one experiment on one model and data set, at a scale."""
-    scale, experiment = load_scale(scale_name), load_experiment(experiment_name)
+    size, what = load_scale(scale), load_experiment(experiment)
     return Matrix(
-        base=_base(scale, model, dataset, f"results/{scale_name}/{experiment_name}/{model}/{dataset}"),
-        systems=[_group("system", name) for name in experiment.systems],
-        budgets=[_budget(name) for name in experiment.budgets],
-        samplings=[_group("sampling", name) for name in experiment.samplings],
-        hardware=[_group("hardware", name) for name in experiment.hardware],
-        ks=_ks(scale, experiment),
-        prompt_tokens=experiment.prompt_tokens,
-        inputs=_inputs(scale, experiment),
+        base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}"),
+        systems=[_group("system", name) for name in what.systems],
+        budgets=[_budget(name) for name in what.budgets],
+        samplings=[_group("sampling", name) for name in what.samplings],
+        hardware=[_group("hardware", name) for name in what.hardware],
+        ks=_ks(size, what),
+        prompt_tokens=what.prompt_tokens,
+        inputs=_inputs(size, what),
     )
 
 
-def live_plan(scale_name: str, model: str, dataset: str) -> LivePlan:
-    """The live runs that all experiments of a scale need, and the plain run of every text.
+def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan:
+    """The live runs that an experiment needs of one model and data set, and the plain run of every text.
 
     Systems, budgets and machines do not show: they change no token, and so make no recording stale.
     """
-    scale = load_scale(scale_name)
-    needed = {
-        Live(sampling, prompt_tokens, k, index)
-        for experiment in map(load_experiment, scale.experiments)
-        for sampling in experiment.samplings
-        for prompt_tokens in experiment.prompt_tokens
-        for k in (0, *_ks(scale, experiment))
-        for index in _inputs(scale, experiment)
-    }
+    size, what = load_scale(scale), load_experiment(experiment)
+    lives = itertools.product(sorted(what.samplings), what.prompt_tokens, [0, *_ks(size, what)], _inputs(size, what))
     return LivePlan(
-        base=_base(scale, model, dataset, f"results/{scale_name}/recordings/{model}"),
+        base=_base(size, model, dataset, f"results/{scale}/recordings/{model}"),
         drafting=_group("system", "specter"),
         plain=_group("system", "resident"),
-        samplings={name: _group("sampling", name) for name in sorted({live.sampling for live in needed})},
-        lives=[list(live) for live in sorted(needed)],
+        samplings={name: _group("sampling", name) for name in sorted(what.samplings)},
+        lives=[list(live) for live in lives],
     )
 
 
@@ -309,18 +298,13 @@ class ProbePlan:
     base: Values
     num_texts: int
 
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
 
-
-def probe_plan(scale_name: str, model: str) -> ProbePlan:
+def probe_plan(scale: str, model: str) -> ProbePlan:
     """What is measured about a model's draft: on the recordings of a scale, and on held-out text."""
-    scale = load_scale(scale_name)
-    return ProbePlan(_base(scale, model, scale.datasets[0], f"results/{scale_name}/probe"), scale.num_probe_texts)
+    size = load_scale(scale)
+    return ProbePlan(_base(size, model, size.datasets[0], f"results/{scale}/probe"), size.num_probe_texts)
 
 
-def scale_yaml(scale_name: str) -> str:
-    """A scale with the configurations of its models, as text for a job."""
-    scale = load_scale(scale_name)
-    models = [to_dict(compose([f"model={model}"]).model) for model in scale.models]
-    return yaml.safe_dump({"scale": dataclasses.asdict(scale), "models": models}, sort_keys=False)
+def digest(plan: Matrix | LivePlan | ProbePlan | Scale) -> str:
+    """A short name of everything that a job is told; the rule's `params`, so that a change re-runs the job."""
+    return hashlib.sha256(yaml.safe_dump(dataclasses.asdict(plan), sort_keys=False).encode()).hexdigest()[:16]

@@ -7,37 +7,35 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.jobs import run_job, write_json
-from harness.plan import scale_yaml
+from harness.plan import Scale, compose, load_scale
 from specter.errors import SpecterError
 
 ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 all"
 
 
-def check(plan: dict[str, Any]) -> dict[str, Any]:
+def check(scale: Scale) -> dict[str, Any]:
     """What was found. Raises SpecterError naming the first thing that is missing."""
-    scale = plan["scale"]
-    title = f"scale {scale['name']} ({scale['about']})"
-    if scale["clock"] == "device":
+    title = f"scale {scale.name} ({scale.about})"
+    if scale.clock == "device":
         import torch  # seconds to import, and of no use to a scale on the virtual clock
 
         if not torch.cuda.is_available():
             raise SpecterError(
-                f"{title} needs {scale['needs']}; no CUDA GPU is visible", f"run it where there is one, {ELSEWHERE}"
+                f"{title} needs {scale.needs}; no CUDA GPU is visible", f"run it where there is one, {ELSEWHERE}"
             )
         if importlib.util.find_spec("specter.timeline.cuda") is None:
             raise SpecterError(
                 f"{title} needs the device clock, which this version does not have", f"use a later version, {ELSEWHERE}"
             )
-    for model in plan["models"]:
-        if not (Path(model["checkpoint"]) / "config.json").is_file():
+    for name in scale.models:
+        model = compose([f"model={name}"]).model
+        if not (Path(model.checkpoint) / "config.json").is_file():
             raise SpecterError(
-                f"{title}: no checkpoint of {model['name']} in {model['checkpoint']}",
-                f"see conf/model/{model['name']}.yaml for how to get it, {ELSEWHERE}",
+                f"{title}: no checkpoint of {name} in {model.checkpoint}",
+                f"see conf/model/{name}.yaml for how to get it, {ELSEWHERE}",
             )
-    return {"scale": scale["name"], "clock": scale["clock"], "models": [model["name"] for model in plan["models"]]}
+    return {"scale": scale.name, "clock": scale.clock, "models": scale.models}
 
 
 def main() -> None:
@@ -45,7 +43,7 @@ def main() -> None:
     parser.add_argument("--scale", required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    found = check(yaml.safe_load(scale_yaml(arguments.scale)))
+    found = check(load_scale(arguments.scale))
     write_json(arguments.out, found)
     print(f"scale {found['scale']} can run here, {found['clock']} clock")
 

@@ -1,4 +1,4 @@
-"""Records live runs: all that any experiment needs of one model and data set, each text once."""
+"""Records live runs: what an experiment needs of one model and data set, unless it is there already."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def check_lossless(entries: list[Entry]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--scale", "--model", "--dataset"):
+    for name in ("--scale", "--experiment", "--model", "--dataset"):
         parser.add_argument(name, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    configs = live_plan(arguments.scale, arguments.model, arguments.dataset).runs()
+    configs = live_plan(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs()
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     check_paths(drafting)
     torch.set_num_threads(drafting.threads)

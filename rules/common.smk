@@ -1,8 +1,6 @@
 # What the rules share: which files a stage's code is, and what a scale delivers.
 EXPERIMENTS = [path.stem for path in sorted((plan.CONF / "experiment").glob("*.yaml"))]
 
-LIVE_CODE = plan.LIVE_CODE
-
 
 def code(*patterns):
     """Source files that a stage depends on: a change in one of them re-runs it."""
@@ -28,9 +26,11 @@ def prompts(wildcards):
     return [dataset.path, "data/prompts/warmup.txt"] if dataset.source == "shipped" else ["data/prompts/warmup.txt"]
 
 
-def manifests(wildcards):
+def manifests(wildcards, experiment):
     datasets = plan.load_scale(wildcards.scale).datasets
-    return [f"results/{wildcards.scale}/recordings/{wildcards.model}/{dataset}.json" for dataset in datasets]
+    return [
+        f"results/{wildcards.scale}/manifests/{experiment}/{wildcards.model}/{dataset}.json" for dataset in datasets
+    ]
 
 
 def replays(scale, experiment, only_model=None):

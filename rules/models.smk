@@ -8,7 +8,7 @@ rule preflight:
     output:
         "results/{scale}/preflight.json",
     params:
-        scale=lambda wildcards: plan.scale_yaml(wildcards.scale),
+        plan=lambda wildcards: plan.digest(plan.load_scale(wildcards.scale)),
     log:
         "results/{scale}/logs/preflight.log",
     conda:
@@ -42,17 +42,18 @@ rule probe:
     input:
         checkpoint,
         quantized,
-        code(*LIVE_CODE, "specter/probes/*.py", "harness/probe.py"),
+        code(*plan.LIVE_CODE, "specter/probes/*.py", "harness/probe.py"),
         "data/prompts/heldout.jsonl",
-        manifests=lambda wildcards: ancient(manifests(wildcards)),
+        manifests=lambda wildcards: manifests(wildcards, "main"),
     output:
         "results/{scale}/probe/{model}.parquet",
     params:
-        plan=lambda wildcards: plan.probe_plan(wildcards.scale, wildcards.model).to_yaml(),
+        plan=lambda wildcards: plan.digest(plan.probe_plan(**wildcards)),
     log:
         "results/{scale}/logs/probe-{model}.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.probe --scale {wildcards.scale} --model {wildcards.model} --out {output} {input.manifests} > {log}"
+        "python -m harness.probe {input.manifests} --scale {wildcards.scale} --model {wildcards.model} "
+        "--out {output} > {log}"

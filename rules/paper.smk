@@ -65,7 +65,7 @@ rule page:
     output:
         "results/{scale}/report.html",
     params:
-        scale=lambda wildcards: plan.scale_yaml(wildcards.scale),
+        plan=lambda wildcards: plan.digest(plan.load_scale(wildcards.scale)),
     log:
         "results/{scale}/logs/page.log",
     conda:

@@ -1,46 +1,47 @@
 # Record once, replay everywhere, and check a sample of replays against live runs.
-#
-# A recording is a function of checkpoint, draft, live code and plan, all of which are inputs of the rules below too.
-# So the manifests themselves are `ancient`: recording one more K re-runs no experiment that does not use it.
 
 
 rule record:
-    # All live runs that any experiment needs of one model and data set. Finished recordings outlive a killed job.
+    # The live runs that an experiment needs of one model and data set. Recordings are shared by all experiments, named
+    # by what decides their content, and outlive a killed job: each is made once.
     input:
         checkpoint,
         quantized,
         rules.preflight.output,
         prompts,
-        code(*LIVE_CODE, "harness/record.py"),
+        code(*plan.LIVE_CODE, "harness/record.py"),
     output:
-        "results/{scale}/recordings/{model}/{dataset}.json",
+        "results/{scale}/manifests/{experiment}/{model}/{dataset}.json",
     params:
-        plan=lambda wildcards: plan.live_plan(wildcards.scale, wildcards.model, wildcards.dataset).to_yaml(),
+        plan=lambda wildcards: plan.digest(plan.live_plan(**wildcards)),
     log:
-        "results/{scale}/logs/record-{model}-{dataset}.log",
+        "results/{scale}/logs/record-{experiment}-{model}-{dataset}.log",
+    wildcard_constraints:
+        experiment="|".join(EXPERIMENTS),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.record --scale {wildcards.scale} --model {wildcards.model} --dataset {wildcards.dataset} "
-        "--out {output} > {log}"
+        "python -m harness.record --scale {wildcards.scale} --experiment {wildcards.experiment} "
+        "--model {wildcards.model} --dataset {wildcards.dataset} --out {output} > {log}"
 
 
 rule replay:
     # Every system, budget, K and machine of one experiment, through the engine itself.
     input:
-        checkpoint,
-        quantized,
-        prompts,
-        code(*LIVE_CODE, "specter/experts/*.py", "specter/timeline/*.py", "specter/floors.py", "specter/metrics.py"),
-        code("specter/build.py", "specter/records.py", "specter/run.py", "baselines/*.py", "harness/replay.py"),
-        manifest=ancient(rules.record.output),
+        code(
+            "specter/*.py",
+            "specter/experts/*.py",
+            "specter/timeline/*.py",
+            "specter/speculation/*.py",
+            "baselines/*.py",
+            "harness/replay.py",
+        ),
+        manifest=rules.record.output,
     output:
         directory("results/{scale}/{experiment}/{model}/{dataset}"),
     params:
-        plan=lambda wildcards: plan.matrix(
-            wildcards.scale, wildcards.experiment, wildcards.model, wildcards.dataset
-        ).to_yaml(),
+        plan=lambda wildcards: plan.digest(plan.matrix(**wildcards)),
     log:
         "results/{scale}/logs/replay-{experiment}-{model}-{dataset}.log",
     wildcard_constraints:
@@ -49,8 +50,8 @@ rule replay:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.replay --experiment {wildcards.experiment} --scale {wildcards.scale} --model {wildcards.model} "
-        "--dataset {wildcards.dataset} --out {output} {input.manifest} > {log}"
+        "python -m harness.replay {input.manifest} --scale {wildcards.scale} --experiment {wildcards.experiment} "
+        "--model {wildcards.model} --dataset {wildcards.dataset} --out {output} > {log}"
 
 
 rule live_check:
@@ -68,7 +69,7 @@ rule live_check:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.live_check --num-checks {params.num_checks} --out {output} {input.replays} > {log}"
+        "python -m harness.live_check {input.replays} --num-checks {params.num_checks} --out {output} > {log}"
 
 
 rule tidy:
@@ -86,7 +87,7 @@ rule tidy:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.tidy --out {output} {input.replays} > {log}"
+        "python -m harness.tidy {input.replays} --out {output} > {log}"
 
 
 use rule tidy as tidy_probe with:

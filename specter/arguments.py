@@ -1,4 +1,4 @@
-"""`key=value` command lines, read into a dataclass of paths, words and whole numbers."""
+"""`key=value` command lines, read into a dataclass of paths, words and numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from specter.errors import SpecterError
 
 Options = TypeVar("Options")
-_KINDS: dict[str, Callable[[str], Any]] = {"Path": Path, "int": int, "str": str}
+_KINDS: dict[str, Callable[[str], Any]] = {"Path": Path, "int": int, "float": float, "str": str}
 
 
 def parse_arguments(options: type[Options], arguments: Sequence[str]) -> Options:
@@ -28,7 +28,8 @@ def parse_arguments(options: type[Options], arguments: Sequence[str]) -> Options
         try:
             values[key] = _KINDS[str(known[key].type)](text)
         except ValueError:
-            raise SpecterError(f"{key}={text} is not a whole number", f"use {key}=NUMBER") from None
+            kind = "number" if known[key].type == "float" else "whole number"
+            raise SpecterError(f"{key}={text} is not a {kind}", f"use {key}=NUMBER") from None
     for key, option in known.items():
         if key not in values and option.default is dataclasses.MISSING:
             raise SpecterError(f"{key} is not given", f"add {key}={'DIR' if option.type == 'Path' else 'VALUE'}")

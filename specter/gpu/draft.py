@@ -15,6 +15,7 @@ from specter.gpu.graphs import Graph
 from specter.gpu.tuning import DRAFT, DraftTuning
 from specter.gpu.weights import GpuKVCache, GpuWeights
 from specter.kernels import int4_moe, mla, select, skinny
+from specter.kernels.device import Stream
 from specter.model.rope import softmax_scale
 
 
@@ -65,13 +66,24 @@ class Draft:
         self.routing = room(max_steps, spec.num_moe_layers, spec.top_k, dtype=torch.int16)
         self.counts = room(spec.num_moe_layers, spec.num_experts, dtype=torch.int32)
         self.logits = room(1, spec.vocab, dtype=torch.float32)
-        self._x = room(1, spec.hidden, dtype=torch.float32)
+        self.x = room(1, spec.hidden, dtype=torch.float32)
+        self._scaled = room(1, spec.hidden)
+        self._in_codes = room(spec.hidden)
+
+        def stream(block: int) -> Stream:
+            return Stream(self.x, self._scaled, room(1, -(-spec.hidden // block), dtype=torch.float32))
+
+        self._embedded = stream(select.BLOCK_D)
+        self._attended = stream(tuning.out.block_n)
+        self._dense_done = stream(tuning.dense_down.block_n)
+        self._moe_done = stream(tuning.down.block_n)
         self._qkv = room(1, weights.layers[0].qkv.shape[0])
         self._queries = room(1, spec.num_heads, spec.kv_lora + spec.rope_dim)
         self._partials = mla.Partials.empty(self._heads, 1, cache.capacity, device)
         self._values = room(spec.num_heads * spec.v_dim)
         self._router = room(spec.num_experts, dtype=torch.float32)
-        self._normed = room(spec.hidden)
+        self._scale = room(1, dtype=torch.float32)
+        self._chosen = room(spec.top_k, dtype=torch.int32)
         self._dense = room(spec.dense_inter)
         self._shared = room(spec.shared_inter)
         self._inner = room(spec.top_k * spec.expert_inter)
@@ -110,47 +122,58 @@ class Draft:
     def run(self) -> None:
         """The kernels of one step, launched one by one."""
         weights, spec, tuning, pdl = self.weights, self.weights.spec, self.tuning, self.pdl
-        x = self._x[0]
-        select.embed(self.feed, weights.embedding, self._x, pdl)
+        stream = self._embedded
+        # Not launched early: what follows it may then rely on everything before this step being complete.
+        select.embed(self.feed, weights.embedding, stream, weights.layers[0].norm, pdl=False)
         for index, layer in enumerate(weights.layers):
-            self.attend(index)
+            last = index + 1 == spec.num_layers
+            next_gain = weights.norm if last else weights.layers[index + 1].norm
+            self.attend(index, stream)
             moe = index - spec.num_dense_layers
             if moe < 0:
                 skinny.norm_gated(
-                    x, layer.mlp_norm, layer.wide, self._dense, self._router[:0], self._normed, spec.norm_eps,
-                    tuning.wide, pdl,
+                    self._attended, layer.wide, self._dense, self._router[:0], self._scale, spec.norm_eps, tuning.wide,
+                    pdl,
                 )  # fmt: skip
-                skinny.linear_residual(self._dense, layer.down, x, tuning.dense_down, pdl)
+                stream = self._dense_done
+                skinny.linear_residual(self._dense, layer.down, stream, next_gain, None, tuning.dense_down, pdl)
             else:
-                self.run_moe(index, moe)
-        skinny.norm_linear(x, weights.norm, weights.head, self.logits[0], spec.norm_eps, tuning.head, pdl)
+                stream = self._moe_done
+                self.run_moe(index, moe, next_gain)
+        skinny.norm_linear(stream, weights.head, self.logits[0], spec.norm_eps, tuning.head, pdl)
         self._select.advance(self.logits, self.tokens, self.feed, self.position, self.step_index, pdl)
 
-    def attend(self, index: int) -> None:
+    def attend(self, index: int, stream: Stream) -> None:
         """Attention of layer `index`, added to the residual stream."""
         layer, spec, heads, pdl = self.weights.layers[index], self.weights.spec, self._heads, self.pdl
-        x, cache = self._x[0], self.cache.latents[index]
-        skinny.norm_linear(x, layer.norm, layer.qkv, self._qkv[0], spec.norm_eps, self.tuning.qkv, pdl)
+        cache = self.cache.latents[index]
+        skinny.norm_linear(stream, layer.qkv, self._qkv[0], spec.norm_eps, self.tuning.qkv, pdl)
         mla.absorb(
             heads, self._qkv, layer.kv_b, layer.kv_norm, self.cache.rotary, self.position, self._queries, cache, pdl
         )
         mla.attend(heads, self._queries, cache, self.position, self._partials, pdl)
         mla.values(heads, self._partials, layer.kv_b, self.position, self._values, pdl)
-        skinny.linear_residual(self._values, layer.o, x, self.tuning.out, pdl)
+        skinny.linear_residual(
+            self._values, layer.o, self._attended, layer.mlp_norm, self._in_codes, self.tuning.out, pdl
+        )
 
-    def run_moe(self, index: int, moe: int) -> None:
+    def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
         """Router, shared and routed experts of layer `index`, MoE layer `moe`, added to the residual stream."""
         layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
-        experts = self.experts
-        x, chosen = self._x[0], self.routing[:, moe]
         skinny.norm_gated(
-            x, layer.mlp_norm, layer.wide, self._shared, self._router, self._normed, spec.norm_eps, tuning.wide, pdl
+            self._attended, layer.wide, self._shared, self._router, self._scale, spec.norm_eps, tuning.wide, pdl
         )
-        int4_moe.gate_up(
-            self._router, self._normed, experts.gate_up[moe], experts.gate_up_params[moe], self._inner, chosen,
-            self.counts[moe], self.step_index, spec.routed_scaling, tuning.gate_up, pdl,
-        )  # fmt: skip
+        self.run_gate_up(moe)
         int4_moe.down(
-            self._shared, layer.down, self._inner, experts.down[moe], experts.down_params[moe], chosen,
-            self.step_index, x, tuning.down, tuning.down_codes, pdl,
+            self._shared, layer.down, self._inner, self.experts.down[moe], self.experts.down_params[moe],
+            self._chosen, self._moe_done, next_gain, tuning.down, tuning.down_codes, pdl,
+        )  # fmt: skip
+
+    def run_gate_up(self, moe: int) -> None:
+        """Routing, and gate and up of the routed experts of MoE layer `moe`."""
+        experts = self.experts
+        int4_moe.gate_up(
+            self._router, self._scale, self._in_codes, experts.gate_up[moe], experts.gate_up_params[moe], self._inner,
+            self._chosen, self.routing[:, moe], self.counts[moe], self.step_index,
+            self.weights.spec.routed_scaling, self.tuning.gate_up, self.pdl,
         )  # fmt: skip

@@ -11,7 +11,22 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra import cuda
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The residual stream of T rows, and what the next RMS norm needs of it.
+
+    RMS norm costs no pass of its own: whoever completes channels of the stream also writes them times the next
+    gain, and the sum of their squares per row and block of channels. The product that follows reads the former
+    as it is, and multiplies its sums by 1 / rms once, from the latter: rmsnorm(x) W = (gain * x) W / rms(x).
+    """
+
+    x: Tensor  # fp32 [T, D]
+    scaled: Tensor  # [T, D] model dtype, gain * x
+    squares: Tensor  # fp32 [T, blocks], written by one producer: a buffer for each number of blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,14 @@ def wait_previous(PDL: tl.constexpr):
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
+
+
+@triton.jit
+def inverse_rms(squares, rows, K: tl.constexpr, eps, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """1 / rms of rows [M] whose sums of squares lie in [T, BLOCKS]."""
+    blocks = tl.arange(0, BLOCK_B)
+    at = squares + rows[:, None] * BLOCKS + blocks[None, :]
+    return tl.rsqrt(tl.sum(tl.load(at, mask=(blocks < BLOCKS)[None, :], other=0.0), axis=1) / K + eps)
 
 
 @triton.jit

@@ -24,8 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.kernels.device import Launch, pow2, ranked_keys, silu, wait_previous
-from specter.kernels.skinny import _VECTOR, _fold, _load_chunk, _load_vector
+from specter.kernels.device import Launch, Stream, pow2, ranked_keys, silu, wait_previous
+from specter.kernels.skinny import VECTOR, add_to_stream, code_place, fold, load_chunk, load_vector
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
 
@@ -157,8 +157,8 @@ def _scaled_sums(words, packed_scales, x, plane, sixteen):
 
 @triton.jit(do_not_specialize=["sixteen"])
 def _gate_up(
-    logits, x, words, packed_scales, inner, chosen, counts, step, scaling, sixteen, F: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
+    logits, scale, x, words, packed_scales, inner, chosen, history, counts, step, scaling, sixteen,
+    F: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     RUNS: tl.constexpr = D // 32
@@ -169,7 +169,8 @@ def _gate_up(
     wait_previous(PDL)
     expert, weight = _choose(logits, rank, E, BLOCK_E)
     if tl.program_id(0) == 0:
-        tl.store(chosen + tl.load(step) * STEP_STRIDE + rank, expert.to(chosen.dtype.element_ty))
+        tl.store(chosen + rank, expert)
+        tl.store(history + tl.load(step) * STEP_STRIDE + rank, expert.to(history.dtype.element_ty))
         tl.store(counts + expert, tl.load(counts + expert) + 1)  # ranks hold different experts
     gate = words + (expert * 2 * F + rows[None, :]) * (RUNS * 4)
     gate_scales = packed_scales + (expert * 2 * F + rows[None, :]) * G
@@ -185,27 +186,29 @@ def _gate_up(
         gate_codes, up_codes = tl.load(codes), tl.load(codes + F * RUNS * 4)
         acc_gate += _scaled_sums(gate_codes, tl.load(scales, mask=inside, other=0), at, D // 8, sixteen)
         acc_up += _scaled_sums(up_codes, tl.load(scales + F * G, mask=inside, other=0), at, D // 8, sixteen)
-    value = silu(tl.sum(acc_gate, axis=0)) * tl.sum(acc_up, axis=0) * (weight * scaling)
-    order = (channels % 32 // 4) * (TOP_K * F // 8) + rank * (F // 8) + channels // 32 * 4 + channels % 4
+    inverse = tl.load(scale)
+    value = silu(tl.sum(acc_gate, axis=0) * inverse) * tl.sum(acc_up, axis=0) * (inverse * weight * scaling)
+    order = code_place(channels, TOP_K * F) + rank * (F // 8)
     tl.store(inner + order, value.to(inner.dtype.element_ty), mask=channels < F)
 
 
 def gate_up(
-    logits: Tensor, x: Tensor, words: Tensor, packed_scales: Tensor, inner: Tensor, chosen: Tensor, counts: Tensor,
-    step: Tensor, scaling: float, launch: Launch, pdl: bool,
+    logits: Tensor, scale: Tensor, x: Tensor, words: Tensor, packed_scales: Tensor, inner: Tensor, chosen: Tensor,
+    history: Tensor, counts: Tensor, step: Tensor, scaling: float, launch: Launch, pdl: bool,
 ) -> None:  # fmt: skip
     """Routes, and runs gate and up of the chosen experts; `launch.block_k` counts channels.
 
     Args:
-        logits: fp32 [E]. x: [D] in code order. words, packed_scales: of one layer, [E, 2F, …].
+        logits: fp32 [E]. scale: fp32 [1], multiplies x. x: [D] in code order.
+        words, packed_scales: of one layer, [E, 2F, …].
         inner: [k * F] out, times the router's weights and `scaling`, in code order over k * F / 8 words per slot.
-        chosen: [steps, k] out (any strides by step), row `step` (int32 [1]). counts: int32 [E], + 1 each.
+        chosen: int32 [k] out. history: [steps, k], gets them at row `step` (int32 [1]). counts: int32 [E], + 1 each.
     """
     num_experts, wide, num_words = words.shape
     inter, top_k, num_in = wide // 2, chosen.shape[-1], num_words * _WORD
     _gate_up[(triton.cdiv(inter, launch.block_n), top_k)](
-        logits, x, words, packed_scales, inner, chosen, counts, step, scaling, _SIXTEEN, F=inter, D=num_in, E=num_experts,
-        TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_E=pow2(num_experts),
+        logits, scale, x, words, packed_scales, inner, chosen, history, counts, step, scaling, _SIXTEEN, F=inter,
+        D=num_in, E=num_experts, TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=history.stride(0), BLOCK_E=pow2(num_experts),
         BLOCK_N=launch.block_n, BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -213,8 +216,8 @@ def gate_up(
 
 @triton.jit(do_not_specialize=["sixteen"])
 def _down(
-    shared, shared_w, inner, words, packed_scales, chosen, step, out, sixteen, N: tl.constexpr, S: tl.constexpr,
-    F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    shared, shared_w, inner, words, packed_scales, chosen, x, gain, scaled, squares, sixteen, N: tl.constexpr,
+    S: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     RUNS: tl.constexpr = F // 32  # per expert
@@ -224,15 +227,14 @@ def _down(
     ks = tl.arange(0, BLOCK_K)
     lanes = tl.arange(0, 4)
     if S > 0:
-        first = _load_chunk(shared_w, rows, ks, 0, S, BLOCK_K)
+        first = load_chunk(shared_w, rows, ks, 0, S, BLOCK_K)
     wait_previous(PDL)
-    chosen += tl.load(step) * STEP_STRIDE
     acc = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     for r in tl.static_range(0, ALL_RUNS, BLOCK_R):
         runs = r + tl.arange(0, BLOCK_R)
         inside = (runs < ALL_RUNS)[:, None]
         runs = tl.minimum(runs, ALL_RUNS - 1)
-        expert = tl.load(chosen + runs // RUNS).to(tl.int32)
+        expert = tl.load(chosen + runs // RUNS)
         codes = words + (expert * (N * RUNS * 4) + runs % RUNS * 4)[:, None] + rows[None, :] * (RUNS * 4)
         scales = packed_scales + (expert * (N * G) + runs % RUNS * G // RUNS)[:, None] + rows[None, :] * G
         at = inner + runs[:, None] * 4 + lanes[None, :]
@@ -242,28 +244,29 @@ def _down(
     if S > 0:
         dense = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
         for k in tl.static_range(0, S, BLOCK_K):
-            tile = first if k == 0 else _load_chunk(shared_w, rows, ks, k, S, BLOCK_K)
-            dense += _fold(tile, _load_vector(shared, ks, k, S, BLOCK_K), BLOCK_N, BLOCK_K, VECTOR)
+            tile = first if k == 0 else load_chunk(shared_w, rows, ks, k, S, BLOCK_K)
+            dense += fold(tile, load_vector(shared, ks, k, S, BLOCK_K), BLOCK_N, BLOCK_K, VECTOR)
         result += tl.sum(dense, axis=1)
-    tl.store(out + channels, tl.load(out + rows) + result, mask=channels < N)
+    add_to_stream(result, x, gain, scaled, scaled, squares, channels, N, False)
 
 
 def down(
     shared: Tensor, shared_w: Tensor, inner: Tensor, words: Tensor, packed_scales: Tensor, chosen: Tensor,
-    step: Tensor, out: Tensor, launch: Launch, block_codes: int, pdl: bool,
+    stream: Stream, gain: Tensor, launch: Launch, block_codes: int, pdl: bool,
 ) -> None:  # fmt: skip
-    """out fp32 [D] += W_shared · shared + the chosen experts' down projections of `inner` (see `gate_up`).
+    """stream += W_shared · shared + the chosen experts' down projections of `inner` (see `gate_up`).
 
     Args:
         shared: [S], shared_w: [D, S]; S is 0 to run the routed experts alone.
-        words, packed_scales: of one layer, [E, D, …]. block_codes: channels of codes per step.
+        words, packed_scales: of one layer, [E, D, …]. gain: [D], of the next norm.
+        block_codes: channels of codes per step.
     """
     _, hidden, num_words = words.shape
     top_k, num_in, num_shared = chosen.shape[-1], num_words * _WORD, shared_w.shape[-1]
     _down[(triton.cdiv(hidden, launch.block_n),)](
-        shared, shared_w, inner, words, packed_scales, chosen, step, out, _SIXTEEN, N=hidden, S=num_shared, F=num_in,
-        TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=chosen.stride(0), BLOCK_N=launch.block_n,
-        BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else _VECTOR,
-        BLOCK_R=min(block_codes, pow2(top_k * num_in)) // _RUN, VECTOR=_VECTOR, PDL=pdl,
+        shared, shared_w, inner, words, packed_scales, chosen, stream.x, gain, stream.scaled, stream.squares, _SIXTEEN,
+        N=hidden, S=num_shared, F=num_in, TOP_K=top_k, G=packed_scales.shape[-1], BLOCK_N=launch.block_n,
+        BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else VECTOR,
+        BLOCK_R=min(block_codes, pow2(top_k * num_in)) // _RUN, VECTOR=VECTOR, PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip

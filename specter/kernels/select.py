@@ -14,26 +14,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import pow2, wait_previous
+from specter.kernels.device import Stream, pow2, wait_previous
 
+BLOCK_D = 512
 _BLOCK_V = 1024
 
 
 @triton.jit
-def _embed(tokens, embedding, x, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr):
-    row = tl.program_id(0)
-    channels = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+def _embed(
+    tokens, embedding, gain, x, scaled, squares, D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    row, block = tl.program_id(0), tl.program_id(1)
+    channels = block * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = channels < D
     wait_previous(PDL)
     source = embedding + tl.load(tokens + row).to(tl.int64) * D + channels
-    tl.store(x + row * D + channels, tl.load(source, mask=channels < D).to(tl.float32), mask=channels < D)
+    value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * D + channels, value, mask=inside)
+    tl.store(squares + row * BLOCKS + block, tl.sum(value * value, axis=0))
+    value *= tl.load(gain + channels, mask=inside, other=0.0).to(tl.float32)
+    tl.store(scaled + row * D + channels, value.to(scaled.dtype.element_ty), mask=inside)
 
 
-def embed(tokens: Tensor, embedding: Tensor, x: Tensor, pdl: bool) -> None:
-    """x fp32 [T, D] = embedding [V, D] of tokens int32 [T]."""
-    num_rows, hidden = x.shape
-    _embed[(num_rows, triton.cdiv(hidden, 512))](
-        tokens, embedding, x, D=hidden, BLOCK_D=512, PDL=pdl, num_warps=4, launch_pdl=pdl
-    )
+def embed(tokens: Tensor, embedding: Tensor, stream: Stream, gain: Tensor, pdl: bool) -> None:
+    """stream = embedding [V, D] of tokens int32 [T], in blocks of `BLOCK_D` channels; gain [D] of the first norm."""
+    num_rows, hidden = stream.x.shape
+    num_blocks = triton.cdiv(hidden, BLOCK_D)
+    _embed[(num_rows, num_blocks)](
+        tokens, embedding, gain, stream.x, stream.scaled, stream.squares, D=hidden, BLOCKS=num_blocks,
+        BLOCK_D=BLOCK_D, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -1,11 +1,10 @@
 """One row through a matrix: y = W x, streamed once (the draft's dense products).
 
-    W [N, K] model dtype, x [K]; bytes = N * K * itemsize, and nothing else of weight.
+    W [N, K] model dtype, x [K] model dtype; bytes = N * K * itemsize, and nothing else of weight.
 
 A program owns `block_n` output channels and reads their rows in chunks of `block_k`, 16 bytes per thread and
 load; the first chunk is asked for before the previous kernel's results are waited for. Partial sums stay in
 registers until one reduction at the end. These kernels serve the draft, which needs no invariance of rows.
-RMS norm costs no pass of its own: y = rstd * (W (gain * x)), with the sum of squares taken on the way.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import Launch, pow2, silu, wait_previous
+from specter.kernels.device import Launch, Stream, inverse_rms, pow2, silu, wait_previous
 
-_VECTOR = 8  # channels that one thread sums before anything is exchanged
+VECTOR = 8  # channels that one thread sums before anything is exchanged
 
 
 @triton.jit
-def _load_chunk(w, rows, ks, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Columns k… of the given rows, fp32 conversion left to the caller; zero beyond K."""
+def load_chunk(w, rows, ks, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Columns k… of the given rows; zero beyond K."""
     pointers = w + rows[:, None] * K + (k + ks)[None, :]
     if k + BLOCK_K <= K:
         return tl.load(pointers)
@@ -29,70 +28,111 @@ def _load_chunk(w, rows, ks, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _load_vector(x, ks, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
+def load_vector(x, ks, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
     if k + BLOCK_K <= K:
         return tl.load(x + k + ks).to(tl.float32)
     return tl.load(x + k + ks, mask=k + ks < K, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _fold(tile, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr):
+def fold(tile, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr):
     """Sums of VECTOR neighbouring products: [BLOCK_N, BLOCK_K] -> [BLOCK_N, BLOCK_K / VECTOR]."""
     products = tile.to(tl.float32) * x[None, :]
     return tl.sum(tl.reshape(products, (BLOCK_N, BLOCK_K // VECTOR, VECTOR)), axis=2)
 
 
 @triton.jit
-def _linear(
-    x, gain, w, out, eps, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    VECTOR: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+def code_place(channels, K: tl.constexpr):
+    """Where channels lie in an activation that meets INT4 codes (see `specter.kernels.int4_moe`)."""
+    return (channels % 32 // 4) * (K // 8) + channels // 32 * 4 + channels % 4
+
+
+@triton.jit
+def add_to_stream(
+    change, x, gain, scaled, in_codes, squares, channels, N: tl.constexpr, CODES: tl.constexpr
 ):  # fmt: skip
-    channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.minimum(channels, N - 1)
+    """x [N] += change at `channels`, with what the next norm needs; see `Stream`."""
+    inside = channels < N
+    value = tl.load(x + channels, mask=inside, other=0.0) + change
+    tl.store(x + channels, value, mask=inside)
+    tl.store(squares + tl.program_id(0), tl.sum(tl.where(inside, value * value, 0.0), axis=0))
+    value *= tl.load(gain + channels, mask=inside, other=0.0).to(tl.float32)
+    value = value.to(scaled.dtype.element_ty)
+    tl.store(scaled + channels, value, mask=inside)
+    if CODES:
+        tl.store(in_codes + code_place(channels, N), value, mask=inside)
+
+
+@triton.jit
+def _product(
+    x, w, rows, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Rows `rows` of W times x, fp32 [BLOCK_N]; waits for the previous kernel."""
     ks = tl.arange(0, BLOCK_K)
-    first = _load_chunk(w, rows, ks, 0, K, BLOCK_K)
+    first = load_chunk(w, rows, ks, 0, K, BLOCK_K)
     wait_previous(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
-    squares = tl.zeros((BLOCK_K,), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
-        tile = first if k == 0 else _load_chunk(w, rows, ks, k, K, BLOCK_K)
-        values = _load_vector(x, ks, k, K, BLOCK_K)
-        if NORM:
-            squares += values * values
-            values *= _load_vector(gain, ks, k, K, BLOCK_K)
-        acc += _fold(tile, values, BLOCK_N, BLOCK_K, VECTOR)
-    result = tl.sum(acc, axis=1)
-    if NORM:
-        result *= tl.rsqrt(tl.sum(squares) / K + eps)
-    if RESIDUAL:
-        result += tl.load(out + rows)
+        tile = first if k == 0 else load_chunk(w, rows, ks, k, K, BLOCK_K)
+        acc += fold(tile, load_vector(x, ks, k, K, BLOCK_K), BLOCK_N, BLOCK_K, VECTOR)
+    return tl.sum(acc, axis=1)
+
+
+@triton.jit
+def _linear(
+    x, squares, w, out, eps, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    result = _product(x, w, tl.minimum(channels, N - 1), N, K, BLOCK_N, BLOCK_K, VECTOR, PDL)
+    result *= inverse_rms(squares, tl.arange(0, 1), K, eps, BLOCKS, BLOCK_B)
     tl.store(out + channels, result.to(out.dtype.element_ty), mask=channels < N)
 
 
-def norm_linear(x: Tensor, gain: Tensor, w: Tensor, out: Tensor, eps: float, launch: Launch, pdl: bool) -> None:
-    """out [N] = W · rmsnorm(x): x fp32 [K], gain [K], W [N, K]."""
-    _launch_linear(x, gain, w, out, eps, launch, norm=True, residual=False, pdl=pdl)
-
-
-def linear_residual(x: Tensor, w: Tensor, out: Tensor, launch: Launch, pdl: bool) -> None:
-    """out fp32 [N] += W · x: x [K], W [N, K]."""
-    _launch_linear(x, x, w, out, 0.0, launch, norm=False, residual=True, pdl=pdl)
-
-
-def _launch_linear(
-    x: Tensor, gain: Tensor, w: Tensor, out: Tensor, eps: float, launch: Launch, norm: bool, residual: bool, pdl: bool
-) -> None:
+def norm_linear(stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Launch, pdl: bool) -> None:
+    """out [N] = W · rmsnorm(stream): stream of one row of K channels, W [N, K]."""
     num_out, num_in = w.shape
+    num_blocks = stream.squares.shape[1]
     _linear[(triton.cdiv(num_out, launch.block_n),)](
-        x, gain, w, out, eps, N=num_out, K=num_in, BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)),
-        VECTOR=_VECTOR, NORM=norm, RESIDUAL=residual, PDL=pdl, num_warps=launch.num_warps, launch_pdl=pdl,
+        stream.scaled, stream.squares, w, out, eps, N=num_out, K=num_in, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
+        BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
+        num_warps=launch.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit
+def _residual(
+    x, w, stream, gain, scaled, in_codes, squares, N: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    change = _product(x, w, tl.minimum(channels, N - 1), N, K, BLOCK_N, BLOCK_K, VECTOR, PDL)
+    add_to_stream(change, stream, gain, scaled, in_codes, squares, channels, N, CODES)
+
+
+def linear_residual(
+    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, in_codes: Tensor | None, launch: Launch, pdl: bool
+) -> None:
+    """stream += W · x: x [K], W [D, K]; scaled by the next norm's gain [D].
+
+    Args:
+        in_codes: [D] also takes gain * x, in the order of INT4 codes.
+    """
+    num_out, num_in = w.shape
+    _residual[(triton.cdiv(num_out, launch.block_n),)](
+        x, w, stream.x, gain, stream.scaled, stream.scaled if in_codes is None else in_codes, stream.squares,
+        N=num_out, K=num_in, CODES=in_codes is not None, BLOCK_N=launch.block_n,
+        BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, num_warps=launch.num_warps,
+        launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
 def _norm_gated(
-    x, gain, w, inner, logits, normed, eps, F: tl.constexpr, E: tl.constexpr, K: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, inner, logits, scale, eps, F: tl.constexpr, E: tl.constexpr, K: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs: the router's channels in blocks of 2 BLOCK_N first, then blocks of BLOCK_N gate and up channels."""
     ks = tl.arange(0, BLOCK_K)
@@ -103,50 +143,41 @@ def _norm_gated(
     last = tl.where(is_router, E, F) - 1
     low = tl.minimum(channels, last) + tl.where(is_router, 0, E)
     high = tl.where(is_router, tl.minimum(channels + BLOCK_N, last), low + F)
-    first_low = _load_chunk(w, low, ks, 0, K, BLOCK_K)
-    first_high = _load_chunk(w, high, ks, 0, K, BLOCK_K)
+    first_low = load_chunk(w, low, ks, 0, K, BLOCK_K)
+    first_high = load_chunk(w, high, ks, 0, K, BLOCK_K)
     wait_previous(PDL)
     acc_low = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     acc_high = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
-    squares = tl.zeros((BLOCK_K,), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
-        tile_low = first_low if k == 0 else _load_chunk(w, low, ks, k, K, BLOCK_K)
-        tile_high = first_high if k == 0 else _load_chunk(w, high, ks, k, K, BLOCK_K)
-        values = _load_vector(x, ks, k, K, BLOCK_K)
-        squares += values * values
-        values *= _load_vector(gain, ks, k, K, BLOCK_K)
-        acc_low += _fold(tile_low, values, BLOCK_N, BLOCK_K, VECTOR)
-        acc_high += _fold(tile_high, values, BLOCK_N, BLOCK_K, VECTOR)
-    rstd = tl.rsqrt(tl.sum(squares) / K + eps)
-    below, above = tl.sum(acc_low, axis=1) * rstd, tl.sum(acc_high, axis=1) * rstd
+        tile_low = first_low if k == 0 else load_chunk(w, low, ks, k, K, BLOCK_K)
+        tile_high = first_high if k == 0 else load_chunk(w, high, ks, k, K, BLOCK_K)
+        values = load_vector(x, ks, k, K, BLOCK_K)
+        acc_low += fold(tile_low, values, BLOCK_N, BLOCK_K, VECTOR)
+        acc_high += fold(tile_high, values, BLOCK_N, BLOCK_K, VECTOR)
+    lone = tl.arange(0, 1)
+    inverse = inverse_rms(squares, lone, K, eps, BLOCKS, BLOCK_B)
+    below, above = tl.sum(acc_low, axis=1) * inverse, tl.sum(acc_high, axis=1) * inverse
     if is_router:
         tl.store(logits + channels, below, mask=channels <= last)
         tl.store(logits + channels + BLOCK_N, above, mask=channels + BLOCK_N <= last)
+        tl.store(scale + lone, inverse, mask=pid == 0)
     else:
         tl.store(inner + channels, (silu(below) * above).to(inner.dtype.element_ty), mask=channels <= last)
-    if E > 0:  # noqa: SIM102 (a compile-time condition)
-        if pid == num_router:
-            for k in tl.static_range(0, K, BLOCK_K):
-                values = _load_vector(x, ks, k, K, BLOCK_K) * _load_vector(gain, ks, k, K, BLOCK_K) * rstd
-                at = k + ks
-                order = (at % 32 // 4) * (K // 8) + (at // 32) * 4 + at % 4  # of the INT4 codes
-                tl.store(normed + order, values.to(normed.dtype.element_ty), mask=at < K)
 
 
 def norm_gated(
-    x: Tensor, gain: Tensor, w: Tensor, inner: Tensor, logits: Tensor, normed: Tensor, eps: float, launch: Launch,
-    pdl: bool,
-) -> None:  # fmt: skip
-    """inner [F] = silu(gate) * up and logits fp32 [E] of rmsnorm(x), which also goes to `normed` in code order.
+    stream: Stream, w: Tensor, inner: Tensor, logits: Tensor, scale: Tensor, eps: float, launch: Launch, pdl: bool
+) -> None:
+    """inner [F] = silu(gate) * up and logits fp32 [E] of rmsnorm(stream), and scale fp32 [1] = 1 / rms.
 
     Args:
-        x: fp32 [K]. w: [E + 2F, K]: router (none in a dense layer, then E is 0), gate, up.
-        normed: [K], see `specter.kernels.int4_moe`.
+        w: [E + 2F, K]: router (none in a dense layer: then E is 0, and scale is left alone), gate, up.
     """
     num_experts, num_inner, num_in = logits.shape[0], inner.shape[0], w.shape[1]
+    num_blocks = stream.squares.shape[1]
     grid = triton.cdiv(num_experts, 2 * launch.block_n) + triton.cdiv(num_inner, launch.block_n)
     _norm_gated[(grid,)](
-        x, gain, w, inner, logits, normed, eps, F=num_inner, E=num_experts, K=num_in,
-        BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=_VECTOR, PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        stream.scaled, stream.squares, w, inner, logits, scale, eps, F=num_inner, E=num_experts, K=num_in,
+        BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks), BLOCK_N=launch.block_n,
+        BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from specter.errors import SpecterError
 from specter.standin.sources import MIN_DOCUMENT_CHARS, SOURCES, fetch_package, read_python_library, read_source
@@ -58,7 +58,7 @@ def is_validation(document: str) -> bool:
 
 
 def train_tokenizer(documents: Iterable[str], vocab: int) -> Tokenizer:
-    """Byte-level BPE with digits apart; every byte string round-trips. `<s>` is id 0 and is never added by itself."""
+    """Byte-level BPE with digits apart; every byte string round-trips. `<s>` (id 0) begins every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -72,6 +72,10 @@ def train_tokenizer(documents: Iterable[str], vocab: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
+    begin = tokenizer.token_to_id(SEPARATOR)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SEPARATOR} $A", pair=f"{SEPARATOR} $A {SEPARATOR} $B", special_tokens=[(SEPARATOR, begin)]
+    )
     return tokenizer
 
 

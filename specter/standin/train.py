@@ -21,10 +21,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec
 from specter.standin.checkpoint import load_standin, save_standin, to_hub
-from specter.standin.corpus import ROOT, TOKENIZER, TOKENS, load_tokens
+from specter.standin.corpus import ROOT, TOKENIZER, TOKENS, build_corpus, load_tokens
 from specter.standin.network import Network, Weights
 from specter.standin.quality import QualityMeter, load_summary
 from specter.standin.trainer import (
@@ -69,17 +70,7 @@ def parse_options(arguments: list[str]) -> Options:
     Raises:
         SpecterError: unknown key or model, or a value of the wrong type.
     """
-    kinds: dict[str, Any] = {name: type(value) for name, value in dataclasses.asdict(Options()).items()}
-    values: dict[str, Any] = {}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in kinds or not value:
-            raise SpecterError(f"unknown argument {argument!r}", f"give key=value with a key of {', '.join(kinds)}")
-        try:
-            values[key] = kinds[key](value)
-        except ValueError:
-            raise SpecterError(f"{key}={value!r} is no {kinds[key].__name__}", f"give {key} a number") from None
-    options = Options(**values)
+    options = parse_arguments(Options, arguments)
     if options.model not in MODELS:
         raise SpecterError(f"unknown model {options.model!r}", f"use one of {', '.join(MODELS)}")
     return options
@@ -160,8 +151,14 @@ def run(options: Options) -> dict[str, Any]:
     spec = MODELS[options.model]
     out = Path(options.out) if options.out else ROOT / "data" / "standins" / options.model
     settings = TrainSettings(options.seconds, options.batch, options.length, options.peak_lr, seed=options.seed)
+    if Path(options.data) == TOKENS and not TOKENS.is_file():
+        print("building the corpus and the tokenizer first", flush=True)
+        build_corpus()
     arrays = load_tokens(Path(options.data))
-    corpus = json.loads((Path(options.data).parent / "corpus.json").read_text())
+    provenance = Path(options.data).parent / "corpus.json"
+    if not provenance.is_file():
+        raise SpecterError(f"no {provenance}", "keep corpus.json, which names the text's sources, beside the tokens")
+    corpus = json.loads(provenance.read_text())
     tokens = {name: torch.from_numpy(values.astype("int32")).to(options.device) for name, values in arrays.items()}
     print({name: len(values) for name, values in tokens.items()}, flush=True)
     trainer, timings = pick_variant(spec, settings, options.device, tokens["train"], options.variant)

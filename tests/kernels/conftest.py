@@ -3,8 +3,35 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _float64(handle: Any) -> Any:
+    if str(handle.dtype.scalar) == "bf16":  # held as the upper halves of fp32
+        return (handle.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return handle.data.astype(np.float64)
+
+
+@pytest.fixture(autouse=True)
+def _exact_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's product of a tile, summed in fp64 and rounded once.
+
+    It takes bf16 for integers otherwise; and numpy's BLAS gives the same row other bits at another place in the tile; tensor cores do not. What is tested
+    here is that nothing in the kernels around the product depends on place or neighbours.
+    """
+    if torch.cuda.is_available():
+        return
+    from triton.runtime import interpreter
+
+    def create_dot(_builder: Any, a: Any, b: Any, d: Any, *_precision: Any) -> Any:
+        total = np.matmul(_float64(a), _float64(b)) + d.data
+        return interpreter.TensorHandle(total.astype(d.data.dtype), d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -33,7 +33,7 @@ def test_an_unknown_scale_is_named_with_the_known_ones(checkout: Checkout) -> No
 
 
 def test_only_what_changed_runs_again(checkout: Checkout) -> None:
-    checkout.pretend_finished("smoke")
+    checkout.pretend_to_run("smoke")
     assert checkout.pending("smoke") == {}
 
     for path in checkout.root.glob("conf/**/*.yaml"):
@@ -48,7 +48,7 @@ def test_only_what_changed_runs_again(checkout: Checkout) -> None:
     assert checkout.pending("smoke") == expected
 
     # One more K is recorded, but only the experiment that asks for it is replayed.
-    checkout.snakemake("--touch", "--", "smoke")
+    checkout.pretend_to_run("smoke")
     path = checkout.root / "conf/experiment/k_sweep.yaml"
     experiment = yaml.safe_load(path.read_text())
     experiment["ks"] = [1, 2, 3, 4]

@@ -17,7 +17,7 @@ from tests.helpers import TINY, open_live, quantize, write_random
 from tests.workflow.conftest import ROOT, Checkout, environment
 
 SPEC: ModelSpec = dataclasses.replace(TINY, vocab=8192)  # the shipped tokenizer's
-MANIFEST = "results/tiny/recordings/tiny/gsm8k.json"
+MANIFEST = "results/tiny/manifests/main/tiny/gsm8k.json"
 
 
 def add_tiny_scale(root: Path) -> None:

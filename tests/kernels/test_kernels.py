@@ -1,0 +1,365 @@
+"""Every kernel against plain torch: rows 1, 2, 17, 33, 48, experts without rows, odd sizes, rows invariant exactly.
+
+Run by Triton's interpreter where there is no GPU. Moves, indices and routing are compared exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
+from specter.kernels.device import Launch
+from specter.model.routing import top_k
+from specter.quantize.int4 import Int4Matrices
+from specter.quantize.rtn import quantize_rtn
+from specter.speculation.noise import gumbel
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS = (1, 2, 17, 33, 48)
+EPS = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def poison(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    """‖a - e‖ / ‖e‖: sums in another order, and bf16 operands, may differ by this much."""
+    limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    assert not actual.isnan().any()
+    assert (actual.double() - expected.double()).norm() <= limit * expected.double().norm()
+
+
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], gain.float(), EPS)
+
+
+def gated(x: Tensor, wide: Tensor) -> Tensor:
+    gate, up = (x @ wide.float().T).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+# -- one row ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_out", "num_in", "block_k"), [(37, 86, 32), (64, 128, 128)])
+def test_skinny_products(num_out: int, num_in: int, block_k: int, dtype: torch.dtype) -> None:
+    x, gain, w = rand(num_in), rand(num_in).to(dtype), rand(num_out, num_in, dtype=dtype)
+    out = poison(num_out)
+    skinny.norm_linear(x, gain, w, out, EPS, Launch(16, block_k), pdl=False)
+    close(out, normed(x, gain) @ w.float().T, dtype)
+    residual = rand(num_out)
+    expected = residual + x.to(dtype).float() @ w.float().T
+    skinny.linear_residual(x.to(dtype), w, residual, Launch(16, block_k), pdl=False)
+    close(residual, expected, dtype)
+
+
+@pytest.mark.parametrize("num_experts", [0, 9])
+def test_skinny_gated_mlp_and_router(num_experts: int) -> None:
+    hidden, inter = 96, 40
+    x, gain, w = rand(hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
+    inner, logits, copy = poison(inter), poison(num_experts), poison(hidden)
+    skinny.norm_gated(x, gain, w, inner, logits, copy, EPS, Launch(8, 64), pdl=False)
+    close(inner, gated(normed(x, gain), w[num_experts:]))
+    if num_experts:
+        close(logits, normed(x, gain) @ w[:num_experts].T)
+        close(copy[int4_moe.code_order(hidden, DEVICE)], normed(x, gain))
+
+
+# -- INT4 experts ------------------------------------------------------------------------------------
+
+
+def random_int4(*shape: int, group: int) -> Int4Matrices:
+    """Codes, zeros and scales over their whole range."""
+    groups = shape[-1] // group
+    scales = (torch.rand(*shape[:-1], groups, device=DEVICE) + 0.5).half()
+    codes = torch.randint(0, 16, shape, dtype=torch.uint8, device=DEVICE)
+    return Int4Matrices(codes, scales, torch.randint(0, 16, scales.shape, dtype=torch.uint8, device=DEVICE), group)
+
+
+@pytest.mark.parametrize(("inter", "group", "block"), [(96, 32, 128), (64, 64, 64)])
+def test_int4_experts(inter: int, group: int, block: int) -> None:
+    hidden, num_experts, top, num_shared, scaling = 192, 5, 3, 40, 1.5
+    gate, up = (random_int4(num_experts, inter, hidden, group=group) for _ in range(2))
+    down = random_int4(num_experts, hidden, inter, group=min(group, inter))
+    (gate_words, gate_scales), (up_words, up_scales) = int4_moe.pack_matrices(gate), int4_moe.pack_matrices(up)
+    down_words, down_scales = int4_moe.pack_matrices(down)
+    logits, x, shared, shared_w = rand(num_experts), rand(hidden), rand(num_shared), rand(hidden, num_shared)
+    order = int4_moe.code_order(hidden, DEVICE)
+    x_ordered = torch.empty_like(x).scatter_(0, order, x)
+    inner = poison(top * inter)
+    chosen = torch.full((4, top), -1, dtype=torch.int16, device=DEVICE)
+    counts, out = torch.zeros(num_experts, dtype=torch.int32, device=DEVICE), rand(hidden)
+    residual = out.clone()
+
+    int4_moe.gate_up(
+        logits, x_ordered, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), inner,
+        chosen, counts, ints(2), scaling, Launch(16, block), pdl=False,
+    )  # fmt: skip
+    int4_moe.down(
+        shared, shared_w, inner, down_words, down_scales, chosen, ints(2), out, Launch(32, 32), 128, pdl=False
+    )
+
+    weights, experts = top_k(logits[None], top)
+    assert chosen[2].tolist() == experts[0].tolist()
+    assert (chosen[[0, 1, 3]] == -1).all()
+    assert counts.tolist() == [int(e in experts) for e in range(num_experts)]
+    expected = residual + shared_w @ shared
+    for weight, expert in zip(weights[0], experts[0].tolist(), strict=True):
+        wide = torch.cat((gate.dequantize()[expert], up.dequantize()[expert]))
+        expected += scaling * weight * (down.dequantize()[expert] @ gated(x, wide))
+    # The largest bias of a code is 4096, so the products carry some 12 bits of a code's unit.
+    assert (out - expected).norm() <= 3e-4 * expected.norm()
+
+
+def test_int4_ties_go_to_the_lower_expert() -> None:
+    packed = int4_moe.pack_matrices(quantize_rtn(torch.randn(6, 64, 32), 32))
+    words, scales = (part.to(DEVICE) for part in packed)
+    chosen = torch.zeros(1, 4, dtype=torch.int16, device=DEVICE)
+    logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 0.0, 1.0], device=DEVICE)
+    counts = torch.zeros(6, dtype=torch.int32, device=DEVICE)
+    int4_moe.gate_up(
+        logits, rand(32), words, scales, poison(128), chosen, counts, ints(0), 1.0, Launch(32, 32), pdl=False
+    )
+    assert chosen[0].tolist() == [1, 3, 0, 2]
+
+
+def test_int4_refuses_other_groups() -> None:
+    with pytest.raises(SpecterError, match="groups of 16"):
+        int4_moe.pack_matrices(quantize_rtn(torch.randn(2, 32), 16))
+
+
+# -- tiles -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_products(dtype: torch.dtype) -> None:
+    num_in, num_out, top = 86, 37, 2
+    x, gain, w = rand(48, num_in), rand(num_in).to(dtype), rand(num_out, num_in, dtype=dtype)
+    results, weights, residual = rand(48, top, num_out), rand(48, top), rand(48, num_out)
+    launch = Launch(32, 64)
+    whole = [poison(48, num_out), residual.clone()]
+    for num_rows in reversed(ROWS):
+        outs = [poison(num_rows, num_out), residual[:num_rows].clone()]
+        tiles.norm_linear(x[:num_rows], gain, w, outs[0], EPS, launch, pdl=False)
+        tiles.linear_combine(
+            x[:num_rows].to(dtype), w, outs[1], results[:num_rows], weights[:num_rows], launch, pdl=False
+        )
+        if num_rows == 48:
+            whole = outs
+            close(outs[0], normed(x, gain) @ w.float().T, dtype)
+            routed = (results * weights[..., None]).sum(1)
+            close(outs[1], residual + x.to(dtype).float() @ w.float().T + routed, dtype)
+        for out, all_rows in zip(outs, whole, strict=True):
+            assert torch.equal(out, all_rows[:num_rows])
+    alone = poison(1, num_out)  # row 30 at position 0, without neighbours
+    tiles.norm_linear(x[30:31].contiguous(), gain, w, alone, EPS, launch, pdl=False)
+    assert torch.equal(alone[0], whole[0][30])
+
+
+def test_tiles_gated_mlp_and_router() -> None:
+    hidden, inter, num_experts = 96, 40, 9
+    x, gain, w = rand(33, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
+    parts = {}
+    for num_rows in (33, 17, 1):
+        out = poison(num_rows, inter), poison(num_rows, num_experts), poison(num_rows, hidden)
+        tiles.norm_gated(x[:num_rows], gain, w, *out, EPS, Launch(32, 64), pdl=False)
+        parts[num_rows] = out
+    close(parts[33][0], gated(normed(x, gain), w[num_experts:]))
+    close(parts[33][1], normed(x, gain) @ w[:num_experts].T)
+    close(parts[33][2], normed(x, gain))
+    for num_rows in (17, 1):
+        for part, whole in zip(parts[num_rows], parts[33], strict=True):
+            assert torch.equal(part, whole[:num_rows])
+
+
+# -- the target's experts ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Experts:
+    """Seven experts, of which the last is never chosen, in shuffled slots of a padded arena."""
+
+    hidden: int = 80
+    inter: int = 24
+    num_experts: int = 7
+    top: int = 3
+
+    def __post_init__(self) -> None:
+        self.wide = rand(self.num_experts, 2 * self.inter, self.hidden)
+        self.narrow = rand(self.num_experts, self.hidden, self.inter)
+        self.slots = torch.randperm(self.num_experts + 2, device=DEVICE)[: self.num_experts].int()
+        self.arena = poison(self.num_experts + 2, 3 * self.hidden * self.inter + 16)
+        flat = torch.cat((self.wide.flatten(1), self.narrow.flatten(1)), 1)
+        self.arena[self.slots.long(), : flat.shape[1]] = flat
+        self.x, self.logits = rand(48, self.hidden), rand(48, self.num_experts)
+        self.logits[:, -1] = -20.0
+
+    def run(self, num_rows: int, waves: list[Tensor]) -> tuple[Tensor, grouped_mlp.Routing]:
+        routing = grouped_mlp.Routing.empty(num_rows, self.top, self.num_experts, DEVICE)
+        results = poison(num_rows, self.top, self.hidden)
+        grouped_mlp.route(self.logits[:num_rows], routing, 2.0, pdl=False)
+        for slots in waves:
+            grouped_mlp.run_experts(
+                self.x[:num_rows], self.arena, slots, routing, poison(num_rows * self.top, self.inter), results,
+                Launch(32, 64), Launch(64, 32), pdl=False,
+            )  # fmt: skip
+        return results, routing
+
+
+def test_grouped_experts() -> None:
+    experts = Experts()
+    whole: Tensor | None = None
+    for num_rows in reversed(ROWS):
+        results, routing = experts.run(num_rows, [experts.slots])
+        weights, chosen = top_k(experts.logits[:num_rows], experts.top)
+        assert torch.equal(routing.chosen.long(), chosen)
+        close(routing.weights, 2.0 * weights)
+        if whole is None:
+            whole = results
+            for row in range(0, num_rows, 7):
+                for rank, expert in enumerate(chosen[row].tolist()):
+                    inner = gated(experts.x[row], experts.wide[expert])
+                    close(results[row, rank], experts.narrow[expert] @ inner)
+        assert torch.equal(results, whole[:num_rows])
+
+
+def test_waves_leave_no_trace() -> None:
+    experts = Experts()
+    at_once, _ = experts.run(33, [experts.slots])
+    absent = torch.full_like(experts.slots, -1)
+    member = torch.arange(experts.num_experts, device=DEVICE) % 2 == 0
+    waves = [torch.where(member, experts.slots, absent), torch.where(member, absent, experts.slots)]
+    in_waves, routing = experts.run(33, waves)
+    assert torch.equal(in_waves, at_once)
+    half, _ = experts.run(33, waves[:1])
+    assert torch.equal(half.isnan().all(-1), ~member[routing.chosen.long()])
+
+
+def test_route_groups_every_pair_once() -> None:
+    experts = Experts()
+    experts.logits[:, 0] = 30.0  # 48 rows for expert 0: three full tiles
+    _, routing = experts.run(48, [])
+    num_tiles = int(routing.num_tiles)
+    assert num_tiles <= grouped_mlp.max_tiles(48, experts.top, experts.num_experts)
+    seen = []
+    for tile in range(num_tiles):
+        pairs = routing.pairs[tile, : int(routing.tile_sizes[tile])].tolist()
+        assert {int(routing.chosen.flatten()[pair]) for pair in pairs} == {int(routing.tile_experts[tile])}
+        seen += pairs
+    assert sorted(seen) == list(range(48 * experts.top))
+    assert routing.tile_sizes[:3].tolist() == [16, 16, 16]
+
+
+# -- attention -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mla(dtype: torch.dtype) -> None:
+    heads = mla.Heads(3, 16, 16, 16, 64, scale=0.2, block_c=32, block_v=16, split=16)
+    capacity, begin = 80, 13
+    qk = heads.nope + heads.rope
+    qkv = rand(48, heads.num_heads * qk + heads.lora + heads.rope, dtype=dtype)
+    kv_b, gain = rand(heads.num_heads * (heads.nope + heads.v), heads.lora, dtype=dtype) / 8, rand(heads.lora).to(dtype)
+    angles = torch.rand(capacity, heads.rope // 2, device=DEVICE)
+    rotary = angles.cos(), angles.sin()
+    old = rand(capacity, heads.lora + heads.rope, dtype=dtype)
+
+    def run(rows: slice) -> tuple[Tensor, Tensor]:
+        cache, part = old.clone(), qkv[rows].contiguous()
+        position, num_rows = ints(begin + rows.start), part.shape[0]
+        if rows.start:
+            cache[begin : begin + rows.start] = whole_cache[begin : begin + rows.start]
+        queries = poison(num_rows, heads.num_heads, heads.lora + heads.rope, dtype=dtype)
+        partials = mla.Partials.empty(heads, num_rows, capacity, DEVICE)
+        out = poison(num_rows, heads.num_heads * heads.v, dtype=dtype)
+        mla.absorb(heads, part, kv_b, gain, rotary, position, queries, cache, pdl=False)
+        mla.attend(heads, queries, cache, position, partials, pdl=False)
+        latents = poison(num_rows, heads.num_heads, heads.lora, dtype=dtype)
+        mla.merge_and_project(heads, partials, kv_b, position, latents, out, pdl=False)
+        if num_rows == 1:
+            single = poison(heads.num_heads * heads.v, dtype=dtype)
+            mla.values(heads, partials, kv_b, position, single, pdl=False)
+            close(single, out[0], dtype)
+        return out, cache
+
+    whole, whole_cache = run(slice(0, 33))
+    assert torch.equal(whole_cache[:begin], old[:begin])
+    assert torch.equal(whole_cache[begin + 33 :], old[begin + 33 :])
+    close(whole, _attention(heads, qkv[:33].float(), kv_b.float(), gain.float(), rotary, old.float(), begin), dtype)
+    for rows in (slice(0, 1), slice(0, 17), slice(20, 21), slice(16, 33)):
+        assert torch.equal(run(rows)[0], whole[rows])
+
+
+def _attention(
+    heads: mla.Heads, qkv: Tensor, kv_b: Tensor, gain: Tensor, rotary: tuple[Tensor, Tensor], old: Tensor, begin: int
+) -> Tensor:
+    """Attention with keys and values spelled out."""
+    num_rows, lora = qkv.shape[0], heads.lora
+    at = slice(begin, begin + num_rows)
+    q, latent, key = qkv.split((heads.num_heads * (heads.nope + heads.rope), lora, heads.rope), -1)
+    q_nope, q_pe = q.unflatten(-1, (heads.num_heads, -1)).split((heads.nope, heads.rope), -1)
+
+    def turn(x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        turns = torch.complex(rotary[0][at], rotary[1][at]).view(num_rows, *[1] * (x.dim() - 2), -1)
+        return torch.view_as_real(pairs * turns).flatten(-2)
+
+    cache = old.clone()
+    cache[at] = torch.cat((normed(latent, gain), turn(key)), -1)
+    up_k, up_v = kv_b.view(heads.num_heads, -1, lora).split((heads.nope, heads.v), 1)
+    keys = torch.einsum("pl,hnl->phn", cache[:, :lora], up_k)
+    scores = torch.einsum("thn,phn->thp", q_nope, keys) + torch.einsum("thr,pr->thp", turn(q_pe), cache[:, lora:])
+    hidden = torch.arange(old.shape[0], device=DEVICE) > begin + torch.arange(num_rows, device=DEVICE)[:, None]
+    probs = torch.softmax((scores * heads.scale).masked_fill(hidden[:, None], -torch.inf), -1)
+    return torch.einsum("thp,pl,hvl->thv", probs, cache[:, :lora], up_v).flatten(1)
+
+
+# -- tokens ------------------------------------------------------------------------------------------------
+
+
+def test_embedding_and_greedy_choice() -> None:
+    table, tokens = rand(50, 40, dtype=torch.bfloat16), ints(3, 49, 0)
+    x = poison(3, 40)
+    select.embed(tokens, table, x, pdl=False)
+    assert torch.equal(x, table[tokens.long()].float())
+    logits = rand(3, 2100)
+    logits[1, [7, 1500]] = 100.0  # a tie across blocks goes to the lower token
+    out = ints(-1, -1, -1)
+    select.Selection.empty(3, 2100, DEVICE).choose(logits, ints(5), out, pdl=False)
+    assert out.tolist() == logits.argmax(-1).tolist()
+    assert out[1] == 7
+
+
+def test_seeded_choice_draws_the_noise_of_a_position_whoever_asks() -> None:
+    vocab, seed, temperature = 1500, 2**40 + 12345, 0.7
+    selection = select.Selection.empty(3, vocab, DEVICE, seed, temperature)
+    logits, out = rand(3, vocab), ints(-1, -1, -1)
+    selection.choose(logits, ints(8), out, pdl=False)
+    for row in range(3):
+        noisy = logits[row].cpu().numpy() / temperature + gumbel(seed, 9 + row, vocab)
+        assert int(out[row]) == int(np.argmax(noisy))
+    tokens, feed, position, step = ints(-1, -1, -1), ints(-1), ints(10), ints(1)
+    selection.advance(logits[2:], tokens, feed, position, step, pdl=False)
+    assert [tokens.tolist(), feed.tolist(), position.tolist(), step.tolist()] == [[-1, int(out[2]), -1], [int(out[2])], [11], [2]]

@@ -1,0 +1,94 @@
+"""Stand-in checkpoints: names and shapes, the int8 format, and the one that ships."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from specter.errors import SpecterError
+from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
+from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, read_spec
+from specter.standin.checkpoint import from_hub, load_standin, save_standin, to_hub
+from specter.standin.network import init_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "data" / "standins" / "deepseek_v2_lite"
+TINY = dataclasses.replace(DEEPSEEK_V2_LITE_NARROW, num_layers=3, num_experts=4, top_k=2, vocab=64)
+
+
+def test_hub_names_and_shapes_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        reference = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**TINY.to_config()))
+    expected = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
+    assert {name: tuple(tensor.shape) for name, tensor in to_hub(init_weights(TINY, 0), TINY).items()} == expected
+
+
+def test_hub_names_round_trip() -> None:
+    weights = init_weights(TINY, 0)
+    again = from_hub(to_hub(weights, TINY), TINY)
+    assert again.keys() == weights.keys()
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+def test_saved_checkpoint_is_its_decoded_self(tmp_path: Path) -> None:
+    save_standin(init_weights(TINY, 0), TINY, tmp_path / "a")
+    once = load_standin(TINY, tmp_path / "a")
+    save_standin(once, TINY, tmp_path / "b")  # coding decoded values changes them by less than half a code
+    for name, weight in load_standin(TINY, tmp_path / "b").items():
+        limit = once[name].abs().amax(-1, keepdim=True) / 127 if weight.dim() > 1 else 0
+        assert ((weight - once[name]).abs() <= 0.01 * limit + 1e-7).all(), name
+    assert dataclasses.replace(read_spec(tmp_path / "a"), name=TINY.name) == TINY
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    save_standin(init_weights(TINY, 0), TINY, tmp_path)
+    deeper = dataclasses.replace(TINY, num_layers=4)
+    with pytest.raises(SpecterError, match="layers.3"):
+        load_standin(deeper, tmp_path)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=st.lists(st.lists(st.floats(-1000, 1000, width=32), min_size=5, max_size=5), min_size=1, max_size=6))
+def test_int8_coding_errs_by_at_most_half_a_code(rows: list[list[float]]) -> None:
+    tensor = torch.tensor(rows)
+    coded = encode({"w": tensor})
+    assert coded["w"].dtype == torch.int8 and coded["w" + SCALE_SUFFIX].dtype == torch.float16
+    error = (decode_tensor(coded["w"], coded["w" + SCALE_SUFFIX]) - tensor).abs()
+    # fp16 scales are off by up to 2^-11 (relative) or, below their normal range, 3e-8: 127 codes carry that too.
+    step = tensor.abs().amax(-1, keepdim=True) / 127
+    assert (error <= step * (0.5 + 127 / 2048) + 127 * 6e-8).all()
+
+
+def test_the_shipped_stand_in_is_complete_trained_and_small() -> None:
+    assert dataclasses.replace(read_spec(SHIPPED), name=DEEPSEEK_V2_LITE_NARROW.name) == DEEPSEEK_V2_LITE_NARROW
+    path = SHIPPED / "model.safetensors"
+    assert path.stat().st_size <= 15 * 2**20
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["format"] == FORMAT
+        names = set(file.keys())
+        gate_up = file.get_slice("model.layers.26.mlp.experts.gate_up_proj")
+        assert gate_up.get_shape() == [64, 64, 64] and gate_up.get_dtype() == "I8"
+    plain = {name for name in names if not name.endswith(SCALE_SUFFIX)}
+    assert plain == set(
+        to_hub({n: torch.empty(s, device="meta") for n, s in _shapes().items()}, DEEPSEEK_V2_LITE_NARROW)
+    )
+    record = json.loads((SHIPPED / "training.json").read_text())
+    assert record["trained"] and record["valid_loss"] < 4.0
+    assert record["transformers_max_rel_diff"] < 1e-4
+    assert record["train_seconds"] <= 360
+    for mode in ("greedy", "seeded_0.7", "teacher_forced"):
+        assert record[mode]["acceptance"] > 0.94 and record[mode]["match_mean"] > 0.95
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    from specter.standin.network import weight_shapes
+
+    return weight_shapes(DEEPSEEK_V2_LITE_NARROW)
