@@ -87,6 +87,7 @@ def grouped_bars(
                               ha="center", fontsize=5.8, color="#222222")  # fmt: skip
     axes.set_xticks(base, groups, fontsize=6.6)
     axes.tick_params(axis="x", length=0)
+    axes.margins(y=0.1)  # room for the values
     if len(groups) > 1 and not label_all:
         axes.axvline((base[-2] + base[-1]) / 2, color="#cccccc", linewidth=0.7)
     return centres

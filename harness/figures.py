@@ -112,10 +112,15 @@ def speedup(frames: Frames) -> Figure:
         )
         panel.axhline(1, color="black", lw=0.8)
         panel.set_title(f"Specter against {titled(SYSTEMS, baseline)}")
-    axes[0][0].set_ylabel("speed-up (x, ratio of mean TPOTs)")
+    axes[0][0].set_ylabel("speed-up (×)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
-    footer(figure, "\n".join([f"{provenance(frame)}. {CI}, of the ratio per input.", *caveats(frame)]))
+    footer(
+        figure,
+        "\n".join(
+            [f"{provenance(frame)}. Speed-up: ratio of mean TPOTs. {CI}, of the ratio per input.", *caveats(frame)]
+        ),
+    )
     return figure
 
 

@@ -19,6 +19,7 @@ from specter.gpu.graphs import Graph
 from specter.gpu.tuning import TARGET, TargetTuning
 from specter.gpu.weights import GpuKVCache, GpuWeights
 from specter.kernels import grouped_mlp, mla, select, tiles
+from specter.kernels.device import Stream
 from specter.kernels.grouped_mlp import Routing
 from specter.model.rope import softmax_scale
 
@@ -74,13 +75,21 @@ class Target:
         self.tokens = room(_OUTPUT_ROWS, dtype=torch.int32)
         self.logits = room(_OUTPUT_ROWS, spec.vocab, dtype=torch.float32)
         self.x = room(max_rows, spec.hidden, dtype=torch.float32)
+        self.scaled = room(max_rows, spec.hidden)
+
+        def squares(block: int) -> Tensor:
+            return room(max_rows, -(-spec.hidden // block), dtype=torch.float32)
+
+        self._squares_embedded, self._squares_attended, self._squares_done = (
+            squares(block) for block in (select.BLOCK_D, tuning.out.block_n, tuning.down.block_n)
+        )
         self.qkv = room(max_rows, weights.layers[0].qkv.shape[0])
         self.queries = room(max_rows, spec.num_heads, spec.kv_lora + spec.rope_dim)
         self.partials = mla.Partials.empty(self.heads, min(max_rows, _ATTENTION_ROWS), cache.capacity, device)
         self.latents = room(max_rows, spec.num_heads, spec.kv_lora)
         self.values = room(max_rows, spec.num_heads * spec.v_dim)
         self.router = room(max_rows, spec.num_experts, dtype=torch.float32)
-        self.normed = room(max_rows, spec.hidden)
+        self.scales = room(max_rows, dtype=torch.float32)
         self.dense = room(max_rows, spec.dense_inter)
         self.shared = room(max_rows, spec.shared_inter)
         self.routing = Routing.empty(max_rows, spec.top_k, spec.num_experts, device)
@@ -145,32 +154,36 @@ class Target:
     # -- its parts --------------------------------------------------------------------------------
 
     def embed(self, num_rows: int) -> None:
-        select.embed(self.feed, self.weights.embedding, self.x[:num_rows], self.pdl)
+        # Not launched early: what follows it may then rely on everything before this pass being complete.
+        stream = self._stream(self._squares_embedded, num_rows)
+        select.embed(self.feed, self.weights.embedding, stream, self.weights.layers[0].norm, pdl=False)
 
     def mix(self, index: int, num_rows: int) -> None:
         """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""
         layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
-        x = self.x[:num_rows]
-        tiles.norm_linear(x, layer.norm, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl)
+        before = self._stream(self._squares_done if index else self._squares_embedded, num_rows)
+        attended = self._stream(self._squares_attended, num_rows)
+        tiles.norm_linear(before, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl)
         for part, begin in enumerate(range(0, num_rows, _ATTENTION_ROWS)):
             rows = slice(begin, min(begin + _ATTENTION_ROWS, num_rows))
             self._attend(index, rows, self.positions[part])
-        tiles.linear_residual(self.values[:num_rows], layer.o, x, tuning.out, pdl)
+        tiles.linear_residual(self.values[:num_rows], layer.o, attended, layer.mlp_norm, tuning.out, pdl)
         is_moe = index >= spec.num_dense_layers
         inner = self.shared[:num_rows] if is_moe else self.dense[:num_rows]
         router = self.router[:num_rows] if is_moe else self.router[:num_rows, :0]
         tiles.norm_gated(
-            x, layer.mlp_norm, layer.wide, inner, router, self.normed[:num_rows], spec.norm_eps, tuning.wide, pdl
+            attended, layer.wide, inner, router, self.scales[:num_rows], spec.norm_eps, tuning.wide, pdl
         )
         if is_moe:
             grouped_mlp.route(router, self._routing(num_rows), spec.routed_scaling, pdl)
         else:
-            tiles.linear_residual(inner, layer.down, x, tuning.down, pdl)
+            done = self._stream(self._squares_done, num_rows)
+            tiles.linear_residual(inner, layer.down, done, self._next_gain(index), tuning.down, pdl)
 
     def run_experts(self, slots: Tensor, num_rows: int) -> None:
         """One wave of the layer that `mix` was last called for: slots int32 [E] on the device, -1 if not in it."""
         grouped_mlp.run_experts(
-            self.normed[:num_rows], self.arena, slots, self._routing(num_rows),
+            self.scaled[:num_rows], self.scales[:num_rows], self.arena, slots, self._routing(num_rows),
             self.inner[: num_rows * self.weights.spec.top_k], self.results[:num_rows], self.tuning.experts_up,
             self.tuning.experts_down, self.pdl,
         )  # fmt: skip
@@ -178,15 +191,15 @@ class Target:
     def combine(self, index: int, num_rows: int) -> None:
         """Adds shared and routed experts of layer `index` to the residual stream, in rank order."""
         tiles.linear_combine(
-            self.shared[:num_rows], self.weights.layers[index].down, self.x[:num_rows], self.results[:num_rows],
-            self.routing.weights[:num_rows], self.tuning.down, self.pdl,
+            self.shared[:num_rows], self.weights.layers[index].down, self._stream(self._squares_done, num_rows),
+            self._next_gain(index), self.results[:num_rows], self.routing.weights[:num_rows], self.tuning.down, self.pdl,
         )  # fmt: skip
 
     def choose(self, num_rows: int, num_outputs: int) -> None:
         """Logits and tokens of the last `num_outputs` rows."""
         weights, logits = self.weights, self.logits[:num_outputs]
-        x = self.x[num_rows - num_outputs : num_rows]
-        tiles.norm_linear(x, weights.norm, weights.head, logits, weights.spec.norm_eps, self.tuning.head, self.pdl)
+        stream = self._stream(self._squares_done, num_rows, num_rows - num_outputs)
+        tiles.norm_linear(stream, weights.head, logits, weights.spec.norm_eps, self.tuning.head, self.pdl)
         self._select.choose(logits, self.positions[-1], self.tokens[:num_outputs], self.pdl)
 
     def _attend(self, index: int, rows: slice, position: Tensor) -> None:
@@ -199,6 +212,14 @@ class Target:
         mla.merge_and_project(
             heads, self.partials, layer.kv_b, position, self.latents[rows], self.values[rows], pdl
         )
+
+    def _next_gain(self, index: int) -> Tensor:
+        layers = self.weights.layers
+        return layers[index + 1].norm if index + 1 < len(layers) else self.weights.norm
+
+    def _stream(self, squares: Tensor, num_rows: int, begin: int = 0) -> Stream:
+        rows = slice(begin, num_rows)
+        return Stream(self.x[rows], self.scaled[rows], squares[rows])
 
     def _routing(self, num_rows: int) -> Routing:
         whole = self.routing

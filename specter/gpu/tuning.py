@@ -11,25 +11,25 @@ from specter.kernels.device import Launch
 class DraftTuning:
     """One row. `down_codes`: INT4 channels per step of `down`."""
 
-    qkv: Launch = Launch(4, 2048)
-    out: Launch = Launch(4, 2048)
-    wide: Launch = Launch(4, 2048)
-    dense_down: Launch = Launch(4, 2048)
-    gate_up: Launch = Launch(4, 2048, num_warps=2)
-    down: Launch = Launch(4, 1024)
+    qkv: Launch = Launch(8, 1024)
+    out: Launch = Launch(4, 1024)
+    wide: Launch = Launch(4, 1024)
+    dense_down: Launch = Launch(4, 1024)
+    gate_up: Launch = Launch(8, 2048, num_warps=2)
+    down: Launch = Launch(8, 1024)
     down_codes: int = 4096
-    head: Launch = Launch(8, 2048)
+    head: Launch = Launch(4, 2048)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTuning:
-    """Tiles of 16 rows; one choice whatever the number of rows."""
+    """Tiles of 16 rows; one choice whatever the number of rows. `block_k` is a multiple of 16 * num_warps."""
 
-    qkv: Launch = Launch(32, 128, 4, 4)
-    out: Launch = Launch(16, 128, 4, 5)
-    wide: Launch = Launch(32, 128, 4, 4)
-    down: Launch = Launch(16, 128, 4, 5)
-    head: Launch = Launch(64, 128, 4, 4)
+    qkv: Launch = Launch(16, 512, 4, 4)
+    out: Launch = Launch(16, 512, 4, 4)
+    wide: Launch = Launch(16, 256, 4, 4)
+    down: Launch = Launch(16, 512, 4, 4)
+    head: Launch = Launch(64, 256, 4, 4)
     experts_up: Launch = Launch(32, 128, 4, 4)
     experts_down: Launch = Launch(64, 128, 4, 4)
 

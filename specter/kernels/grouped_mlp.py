@@ -117,7 +117,7 @@ def route(logits: Tensor, routing: Routing, scaling: float, pdl: bool) -> None:
 
 @triton.jit
 def _gate_up(
-    x, arena, slots, pairs, tile_experts, tile_sizes, num_tiles, inner, stride, D: tl.constexpr, F: tl.constexpr,
+    x, scales, arena, slots, pairs, tile_experts, tile_sizes, num_tiles, inner, stride, D: tl.constexpr, F: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -133,6 +133,7 @@ def _gate_up(
             channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
             ks = tl.arange(0, BLOCK_K)
             rows = x + (pair // TOP_K)[:, None] * D
+            scale = tl.load(scales + pair // TOP_K)[:, None]
             gate = arena + slot.to(tl.int64) * stride + tl.minimum(channels, F - 1)[:, None] * D
             up = gate + F * D
             acc_gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -150,7 +151,7 @@ def _gate_up(
                 acc_gate = tl.dot(values, tl.trans(gate_w), acc_gate, input_precision="ieee")
                 acc_up = tl.dot(values, tl.trans(up_w), acc_up, input_precision="ieee")
             out = inner + pair[:, None] * F + channels[None, :]
-            value = silu(acc_gate) * acc_up
+            value = silu(acc_gate * scale) * (acc_up * scale)
             tl.store(out, value.to(inner.dtype.element_ty), mask=real[:, None] & (channels < F)[None, :])
 
 
@@ -188,13 +189,13 @@ def _down(
 
 
 def run_experts(
-    x: Tensor, arena: Tensor, slots: Tensor, routing: Routing, inner: Tensor, results: Tensor,
+    x: Tensor, scales: Tensor, arena: Tensor, slots: Tensor, routing: Routing, inner: Tensor, results: Tensor,
     launch_up: Launch, launch_down: Launch, pdl: bool,
 ) -> None:  # fmt: skip
     """Runs the experts that `slots` names, on all their rows.
 
     Args:
-        x: [T, D], normed. arena: [num_slots, stride]. slots: int32 [E], -1 for an expert that is not in this wave.
+        x: [T, D], to be multiplied by scales fp32 [T]. arena: [num_slots, stride]. slots: int32 [E], -1 for an expert that is not in this wave.
         inner: [T * k, F] scratch. results: fp32 [T, k, D] out; rows of other experts stay as they are.
     """
     num_rows, hidden = x.shape
@@ -202,7 +203,7 @@ def run_experts(
     tiles = max_tiles(num_rows, top_k, slots.shape[0])
     table = (routing.pairs, routing.tile_experts, routing.tile_sizes, routing.num_tiles)
     _gate_up[(triton.cdiv(inter, launch_up.block_n), tiles)](
-        x, arena, slots, *table, inner, arena.stride(0), D=hidden, F=inter, TOP_K=top_k, BLOCK_M=TILE,
+        x, scales, arena, slots, *table, inner, arena.stride(0), D=hidden, F=inter, TOP_K=top_k, BLOCK_M=TILE,
         BLOCK_N=launch_up.block_n, BLOCK_K=min(launch_up.block_k, pow2(hidden)), STAGES=launch_up.num_stages,
         PDL=pdl, num_warps=launch_up.num_warps, launch_pdl=pdl,
     )  # fmt: skip

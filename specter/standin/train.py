@@ -140,7 +140,7 @@ def measure(weights: Weights, spec: ModelSpec, valid: Tensor, device: str, scale
     if tokenizer.get_vocab_size() == spec.vocab:
         result["samples"] = []
         for text in SAMPLE_PROMPTS:
-            prompt = torch.tensor([[0, *tokenizer.encode(text).ids]], device=device)
+            prompt = torch.tensor([tokenizer.encode(text).ids], device=device)
             tokens, _ = meter.generated(prompt, 96 if scale > 4 else 8, 0.7, seed=2)
             result["samples"].append(tokenizer.decode(tokens[0].tolist()))
     return result

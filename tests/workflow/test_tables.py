@@ -1,0 +1,86 @@
+"""Tables and figures from a handful of made-up runs whose averages are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness import figures, tables
+from harness.drawing import half_widths, save
+from harness.frames import caveats, provenance, spread_budgets
+from harness.page import MarkdownTable
+
+TPOT = {("specter", "gsm8k"): (10.0, 30.0), ("specter", "prose"): (40.0, 40.0), ("lru", "gsm8k"): (60.0, 60.0),
+        ("lru", "prose"): (40.0, 40.0), ("resident", "gsm8k"): (5.0, 5.0), ("resident", "prose"): (5.0, 5.0),
+        ("on_demand", "gsm8k"): (80.0, 80.0), ("on_demand", "prose"): (80.0, 80.0)}  # fmt: skip
+
+
+def run(system: str, dataset: str, index: int, tpot_ms: float) -> dict[str, object]:
+    speculative = system == "specter"
+    numbers = ("tpot_after_first_round_ms", "ttft_ms", "end_to_end_ms", "union_mean", "num_hits", "num_late_hits",
+               "num_misses", "hit_rate", "bytes_per_token", "link_busy_frac", "stall_ms", "over_floor_trace",
+               "over_floor_ideal", "device_total_bytes", "floor_ideal_ms")  # fmt: skip
+    return dict.fromkeys(numbers, 1.0) | {
+        "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "system": system,
+        "speculative": speculative, "uses_budget": system in ("specter", "lru"), "budget": "high", "dataset": dataset,
+        "sampling": "seeded", "temperature": 0.7, "hardware": "a100_40gb_pcie4", "k": 16 if speculative else 0,
+        "input": index, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 0.95,
+        "experts_per_layer": 16.0, "fits_without_offloading": True, "tpot_ms": tpot_ms, "floor_trace_ms": 4.0,
+        "acceptance": 0.9 if speculative else None, "mean_accepted_len": 8.0 if speculative else None,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def runs() -> pd.DataFrame:
+    rows = [run(*key, index, value) for key, values in TPOT.items() for index, value in enumerate(values)]
+    return pd.DataFrame(rows)
+
+
+def test_speedup_is_a_ratio_of_means_and_the_average_is_over_data_sets(runs: pd.DataFrame) -> None:
+    frame = tables.main_table({"main": runs}).frame.set_index("data set")
+    assert frame.loc["GSM8K", "Specter (ms)"] == pytest.approx(20.0)
+    assert frame.loc["GSM8K", "× LRU"] == pytest.approx(3.0)
+    assert frame.loc["mean", "× LRU"] == pytest.approx((3.0 + 1.0) / 2)
+    assert frame.loc["mean", "Specter (ms)"] == pytest.approx(30.0)
+
+
+def test_every_format_states_the_protocol(runs: pd.DataFrame) -> None:
+    table = tables.main_table({"main": runs})
+    for write in tables.FORMATS.values():
+        text = write(table)
+        assert "virtual" in text and "narrow stand-in of DeepSeek-V2-Lite" in text and "0.7" in text
+    assert r"\_" in tables.to_latex(table) and "×" not in tables.to_latex(table)
+
+
+def test_systems_without_a_budget_stand_beside_every_budget(runs: pd.DataFrame) -> None:
+    low = runs[runs["uses_budget"]].assign(budget="low")
+    spread = spread_budgets(pd.concat([runs, low]))
+    assert set(spread.loc[spread["system"] == "resident", "budget"]) == {"high", "low"}
+
+
+def test_caveats_name_a_looping_text_and_a_model_that_fits(runs: pd.DataFrame) -> None:
+    assert len(caveats(runs)) == 1
+    assert "distinct 4-grams 0.50" in caveats(runs.assign(distinct_4grams=0.5))[1]
+    assert "2 data sets × 2 inputs" in provenance(runs)
+
+
+def test_confidence_interval() -> None:
+    assert half_widths(pd.Series([3.0])) == 0.0
+    assert half_widths(pd.Series([1.0, 2.0, 3.0, 4.0, 5.0])) == pytest.approx(1.965, abs=0.005)
+
+
+def test_equal_figures_are_equal_files(runs: pd.DataFrame, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        save(figures.tpot({"main": runs}), [tmp_path / f"{name}.png", tmp_path / f"{name}.pdf"])
+    for suffix in ("png", "pdf"):
+        assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
+
+
+def test_the_page_reads_what_the_tables_write(runs: pd.DataFrame, tmp_path: Path) -> None:
+    table = tables.main_table({"main": runs})
+    (tmp_path / "main.md").write_text(tables.to_markdown(table))
+    read = MarkdownTable.read(tmp_path / "main.md")
+    assert (read.title, read.keys, len(read.rows)) == (table.title, 3, 3)
+    assert read.notes == table.notes
