@@ -24,6 +24,7 @@ from specter.model.spec import ModelSpec
 TILE = 16  # rows of one matrix product on the tensor cores
 _LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
 _MASKED = -1e30
+_CHUNK = 16  # splits merged at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +150,23 @@ def _attend(
 ):  # fmt: skip
     WIDTH: tl.constexpr = LORA + ROPE
     split, row = tl.program_id(0), tl.program_id(1)
+    begin = tl.load(position)
+    end = begin + row
+    heads = tl.arange(0, BLOCK_H)
+    real = (heads < H)[:, None]
+    latents, turned = tl.arange(0, LORA), LORA + tl.arange(0, ROPE)
+    keys = split * SPLIT + tl.arange(0, SPLIT)
+    at = cache + keys[:, None] * WIDTH
+    old = (keys < begin)[:, None]  # of earlier passes: they need not be waited for
+    old_latent = tl.load(at + latents[None, :], mask=old, other=0.0)
+    old_key = tl.load(at + turned[None, :], mask=old, other=0.0)
     wait_previous(PDL)
-    end = tl.load(position) + row
     if split * SPLIT <= end:
-        heads = tl.arange(0, BLOCK_H)
-        real = (heads < H)[:, None]
-        latents, turned = tl.arange(0, LORA), LORA + tl.arange(0, ROPE)
-        keys = split * SPLIT + tl.arange(0, SPLIT)
         seen = keys <= end
+        new = seen[:, None] & (keys >= begin)[:, None]
+        latent = tl.where(old, old_latent, tl.load(at + latents[None, :], mask=new, other=0.0))
+        key = tl.where(old, old_key, tl.load(at + turned[None, :], mask=new, other=0.0))
         base = queries + (row * H + heads)[:, None] * WIDTH
-        at = cache + keys[:, None] * WIDTH
-        latent = tl.load(at + latents[None, :], mask=seen[:, None], other=0.0)
-        key = tl.load(at + turned[None, :], mask=seen[:, None], other=0.0)
         q = tl.load(base + latents[None, :], mask=real, other=0.0)
         q_pe = tl.load(base + turned[None, :], mask=real, other=0.0)
         scores = tl.dot(q, tl.trans(latent), input_precision="ieee")
@@ -177,6 +183,8 @@ def _attend(
 
 def attend(heads: Heads, queries: Tensor, cache: Tensor, position: Tensor, partials: Partials, pdl: bool) -> None:
     """Partial sums of row t over the cache up to position + t; splits beyond that are not written.
+
+    `position`, and the cache below it, must be complete before any kernel of the pass starts.
 
     Args:
         queries: [T, H, lora + rope]. cache: [positions, lora + rope].
@@ -235,7 +243,7 @@ def values(heads: Heads, partials: Partials, kv_b: Tensor, position: Tensor, out
     num_splits, block_v = partials.sums.shape[1], min(heads.block_v, heads.v)
     _values[(heads.num_heads, heads.v // block_v)](
         partials.sums, partials.peaks, partials.masses, kv_b, position, out, H=heads.num_heads, NOPE=heads.nope,
-        V=heads.v, LORA=heads.lora, SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=8,
+        V=heads.v, LORA=heads.lora, SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=_CHUNK,
         BLOCK_V=block_v, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -278,7 +286,7 @@ def merge_and_project(
     num_rows, num_splits, block_v = out.shape[0], partials.sums.shape[1], min(heads.block_v, heads.v)
     _merge[(heads.num_heads, num_rows)](
         partials.sums, partials.peaks, partials.masses, position, latents, H=heads.num_heads, LORA=heads.lora,
-        SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=8, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=_CHUNK, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     _project[(heads.num_heads, heads.v // block_v, triton.cdiv(num_rows, TILE))](
         latents, kv_b, out, num_rows, H=heads.num_heads, NOPE=heads.nope, V=heads.v, LORA=heads.lora, BLOCK_M=TILE,

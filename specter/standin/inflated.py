@@ -67,6 +67,9 @@ class InflatedCheckpoint:
         self._dense = NeuronCopies.build(old.dense_inter, spec.dense_inter, generator)
         self._shared = NeuronCopies.build(old.shared_inter, spec.shared_inter, generator)
         self._routed = NeuronCopies.build(old.expert_inter, spec.expert_inter, generator)
+        # What reads the MLP's norm is multiplied by this and the norm's gain divided by it: a routed expert's `up`
+        # then keeps its INT4 scales, which as fp16 have little room below.
+        self._boost = 1 / self._routed.up
 
     def tensor(self, name: str) -> Tensor:
         """One tensor of the wide model by its hub name, `dtype` on `device`; routed experts fused (see `experts`)."""
@@ -110,8 +113,8 @@ class InflatedCheckpoint:
         gate, up, down = parts
         copies, hidden, inter = self._routed, self.spec.hidden, self.spec.expert_inter
         return (
-            tile_int4(gate, inter, hidden, torch.ones(hidden // gate.codes.shape[-1])),
-            tile_int4(up, inter, hidden, torch.full((hidden // up.codes.shape[-1],), copies.up)),
+            tile_int4(gate, inter, hidden, torch.full((hidden // gate.codes.shape[-1],), self._boost)),
+            tile_int4(up, inter, hidden, torch.full((hidden // up.codes.shape[-1],), self._boost * copies.up)),
             tile_int4(down, hidden, inter, torch.tensor(copies.down)),
         )
 
@@ -158,8 +161,10 @@ class InflatedCheckpoint:
                 return self._pad_vocab(self._hidden.columns(value))
             case "lm_head":
                 return self._pad_vocab(self._reader(value, self._read("model.norm.weight")))
-            case "norm" | "input_layernorm" | "post_attention_layernorm":
+            case "norm" | "input_layernorm":
                 return self._gain(self._hidden, value)
+            case "post_attention_layernorm":
+                return self._gain(self._hidden, value) / self._boost
             case "kv_a_layernorm":
                 return self._gain(self._latent, value)
             case "q_proj":
@@ -172,7 +177,7 @@ class InflatedCheckpoint:
             case "o_proj":
                 return self._o(value)
             case "gate":
-                return self._reader(value, self._read(mlp_gain))
+                return self._reader(value * self._boost, self._read(mlp_gain))
             case "gate_proj":
                 return self._gate(value, self._read(mlp_gain), copies)
             case "up_proj":
@@ -225,7 +230,7 @@ class InflatedCheckpoint:
         return self._hidden.rows(torch.cat(wide * num_copies, dim=1))
 
     def _gate(self, weight: Tensor, gain: Tensor, copies: NeuronCopies) -> Tensor:
-        return self._reader(weight, gain).repeat(*[1] * (weight.dim() - 2), len(copies.down), 1)
+        return self._reader(weight * self._boost, gain).repeat(*[1] * (weight.dim() - 2), len(copies.down), 1)
 
     def _up(self, weight: Tensor, gain: Tensor, copies: NeuronCopies) -> Tensor:
         return self._gate(weight * copies.up, gain, copies)

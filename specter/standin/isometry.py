@@ -2,7 +2,7 @@
 
 S [wide, narrow] has orthogonal columns of squared length wide / narrow, so a spread vector S x has the root mean
 square of x and RMSNorm sees no difference, epsilon included. A matrix that reads S x is W S^T, which yields
-wide / narrow times W x; whoever uses it divides (here the norm's gain does, which keeps the weights' INT4 scales).
+wide / narrow times W x; whoever uses it divides (here the norm's gain does, which spares the weights' INT4 scales).
 
 Tiled: row j of S picks dimension j % narrow. All copies of a weight round alike, so an inflated INT4 draft errs
 exactly as the narrow one does. Random: an orthonormal basis times sqrt(wide / narrow); it averages rounding away.
@@ -58,8 +58,8 @@ class NeuronCopies:
     """A gated MLP's neurons repeated; the copies' outputs are weighted so that they add up to the neuron's.
 
     Tiled: all weights are powers of two, 1 / p and 2 / p with p the power of two from the number of copies on, so
-    scaling by them is exact in every float format (44 copies: 24 of 1/64 and 20 of 1/32). A power-of-two share of
-    them goes to `up`, so that neither matrix's fp16 INT4 scales become subnormal. Random: as the name says.
+    scaling by them is exact in every float format (44 copies: 24 of 1/64 and 20 of 1/32); `up` takes the 1 / p.
+    Random: as the name says.
     """
 
     up: float  # factor of the up rows
@@ -72,11 +72,9 @@ class NeuronCopies:
         if generator is not None:
             drawn = torch.rand(num_copies, generator=generator, dtype=torch.float64) + 0.5
             return cls(1.0, tuple((drawn / drawn.sum()).tolist()))
-        exponent = math.ceil(math.log2(num_copies))
-        up = 2.0 ** -(exponent // 2)
-        small = 2.0**-exponent / up
-        num_large = 2**exponent - num_copies
-        return cls(up, (small,) * (num_copies - num_large) + (2 * small,) * num_large)
+        power = 2 ** math.ceil(math.log2(num_copies))
+        num_large = power - num_copies
+        return cls(1.0 / power, (1.0,) * (num_copies - num_large) + (2.0,) * num_large)
 
     def column_factors(self, narrow: int) -> Tensor:
         """Factors of the down matrix's columns, fp32 [wide]: copy by copy, `narrow` columns each."""

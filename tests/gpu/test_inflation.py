@@ -140,7 +140,7 @@ def test_copies_of_neurons_add_up_to_the_neuron() -> None:
             assert len(copies.down) == num_copies
             assert copies.up * sum(copies.down) == pytest.approx(1.0, abs=1e-12)
     tiled = NeuronCopies.build(32, 1408, None)
-    assert sorted({copies * tiled.up for copies in tiled.down}) == [1 / 64, 1 / 32]
+    assert sorted({copy * tiled.up for copy in tiled.down}) == [1 / 64, 1 / 32]
 
 
 def test_tensors_are_the_hub_checkpoint(narrow: Checkpoint, tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""The GPU's draft and target against the CPU decoder in fp32, and plain decoding against verification bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers import TINY, Live, quantize, random_live, run_pass
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.gpu.draft import Draft
+from specter.gpu.target import Target
+from specter.gpu.tuning import DraftTuning, TargetTuning
+from specter.gpu.weights import GpuKVCache, GpuWeights
+from specter.kernels.device import Launch
+from specter.kernels.int4_moe import PackedExperts
+from specter.model.checkpoint import Checkpoint
+from specter.model.spec import ExpertId, ModelSpec
+from specter.quantize.int4 import Int4Matrices
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CAPACITY = 64
+SPEC = dataclasses.replace(
+    TINY, num_layers=3, hidden=96, expert_inter=32, shared_inter=64, dense_inter=80, num_heads=2, nope_dim=16,
+    rope_dim=16, v_dim=16, kv_lora=32,
+)  # fmt: skip
+# Few large blocks: the interpreter pays per program.
+DRAFT = DraftTuning(
+    *(Launch(64, 128) for _ in range(4)), gate_up=Launch(32, 128), down=Launch(32, 64), down_codes=128,
+    head=Launch(128, 128),
+)  # fmt: skip
+TARGET = TargetTuning(*(Launch(64, 128, 4, 2) for _ in range(7)))
+
+
+@dataclass
+class Models:
+    cpu: Live
+    weights: GpuWeights
+    cache: GpuKVCache
+    target: Target
+    draft: Draft
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    directory: Path = tmp_path_factory.mktemp("tiny")
+    cpu = random_live(directory, SPEC, tile=16, capacity=CAPACITY)
+    weights = GpuWeights.load(SPEC, Checkpoint.open(directory).tensor, DEVICE, torch.float32)
+    cache = GpuKVCache(SPEC, CAPACITY, torch.float32, DEVICE)
+    num_slots = SPEC.num_moe_layers * SPEC.num_experts
+    table = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1)).int()
+    table = table.view(SPEC.num_moe_layers, SPEC.num_experts)
+    arena = torch.full((num_slots, SPEC.expert_params + 32), torch.nan)
+    for layer in range(SPEC.num_moe_layers):
+        for expert in range(SPEC.num_experts):
+            payload = cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
+            arena[int(table[layer, expert]), : SPEC.expert_params] = payload
+    packed = PackedExperts.empty(SPEC, 128, DEVICE)
+    codes = quantize(SPEC, cpu.store)
+    for layer in range(SPEC.num_moe_layers):
+        packed.set_layer(layer, *(_layer(part, layer) for part in (codes.gate, codes.up, codes.down)))
+    target = Target(weights, arena.to(DEVICE), cache, 48, table.to(DEVICE), pdl=False, tuning=TARGET)
+    return Models(cpu, weights, cache, target, Draft(weights, packed, cache, 8, pdl=False, tuning=DRAFT))
+
+
+def _layer(matrices: Int4Matrices, layer: int) -> Int4Matrices:
+    return Int4Matrices(matrices.codes[layer], matrices.scales[layer], matrices.zeros[layer], matrices.group)
+
+
+def tokens_of(num_rows: int, spec: ModelSpec = SPEC) -> Tensor:
+    return torch.randint(0, spec.vocab, (num_rows,), dtype=torch.int32, generator=torch.Generator().manual_seed(7))
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.cpu() - expected).norm() / expected.norm())
+
+
+def test_target_and_draft_are_the_cpu_decoder(models: Models) -> None:
+    decoder, tokens = models.cpu.decoder, tokens_of(17)
+    decoder.reset()
+    expected = run_pass(decoder, models.cpu.store, tokens.tolist(), 0)
+    models.target.begin(tokens.to(DEVICE), 0, 17)
+    models.target.forward(17)
+    logits = torch.stack(expected.outputs)
+    assert distance(models.target.logits[:17], logits) < 1e-5
+    assert models.target.tokens[:17].tolist() == logits.argmax(-1).tolist()
+    assert np.array_equal(models.target.routing.chosen[:17].cpu().numpy(), expected.routing[-1])
+
+    models.draft.begin(5, 17)
+    token, routing = 5, []
+    for step in range(2):  # the second step embeds the first one's token without the host
+        models.draft.step()
+        reference = decoder.draft_step(token, 17 + step)
+        routing.append(reference.routing)
+        token = int(reference.output.argmax())
+        assert distance(models.draft.logits[0], reference.output) < 1e-3
+        assert models.draft.tokens[step] == token
+    chosen = models.draft.routing[:2].cpu().numpy()
+    assert np.array_equal(chosen, np.stack(routing))
+    counts = [np.bincount(chosen[:, layer].ravel(), minlength=SPEC.num_experts) for layer in range(SPEC.num_moe_layers)]
+    assert np.array_equal(models.draft.counts.cpu().numpy(), np.stack(counts))
+    assert int(models.draft.position) == 19
+
+
+def test_plain_decoding_is_verification_bit_for_bit(models: Models) -> None:
+    target, tokens, begin = models.target, tokens_of(18), 20
+    models.cache.latents.normal_()
+    target.begin(tokens.to(DEVICE), begin, 18)
+    target.forward(18)
+    verified, kv = target.logits[:18].clone(), models.cache.latents[:, begin : begin + 18].clone()
+    for row in (0, 16):
+        models.cache.latents[:, begin + row :] = 0
+        target.begin(tokens[row : row + 1].to(DEVICE), begin + row, 1)
+        target.forward(1)
+        assert torch.equal(target.logits[0], verified[row])
+        assert torch.equal(models.cache.latents[:, begin + row], kv[:, row])
+        models.cache.latents[:, begin : begin + 18] = kv
+
+
+def test_waves_are_the_resident_pass(models: Models) -> None:
+    target, tokens = models.target, tokens_of(3)
+    target.begin(tokens.to(DEVICE), 0, 3)
+    target.forward(3)
+    resident = target.logits[:3].clone()
+    assert target.slot_table is not None
+    target.embed(3)
+    for index in range(SPEC.num_layers):
+        target.mix(index, 3)
+        if index < SPEC.num_dense_layers:
+            continue
+        target.results.fill_(torch.nan)
+        slots = target.slot_table[index - SPEC.num_dense_layers]
+        for remainder in (1, 0):
+            member = torch.arange(SPEC.num_experts, device=DEVICE) % 2 == remainder
+            target.run_experts(torch.where(member, slots, -1), 3)
+        target.combine(index, 3)
+    target.choose(3, 3)
+    assert torch.equal(target.logits[:3], resident)
+
+
+def test_a_pass_must_fit(models: Models) -> None:
+    with pytest.raises(SpecterError, match="49 rows"):
+        models.target.begin(tokens_of(49), 0, 1)
+    with pytest.raises(SpecterError, match="66 positions"):
+        models.target.begin(tokens_of(6), 60, 1)

@@ -1,0 +1,113 @@
+"""The expert cache on its own: waves, late hits, promises that need breaking, and the order of copies."""
+
+from __future__ import annotations
+
+from specter.experts.cache import ExpertCache, Wave
+from specter.experts.eviction import LruEviction, layer_quotas
+from specter.experts.planner import Plan
+from specter.experts.residency import Residency, State
+from specter.experts.transfer import Transfer
+from specter.model.spec import ExpertId
+from specter.timeline.base import Work
+from specter.timeline.virtual import VirtualTimeline
+from tests.runtime.fakes import MACHINE
+
+COMPUTE = Work("compute", hbm_bytes=1000, flops=0, kernels=1, launches=1)
+
+
+class Bench:
+    """A cache of `num_slots` slots over two layers, with a copy of 1 ms and a log of what was moved."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.timeline = VirtualTimeline(MACHINE)
+        self.moved: list[tuple[ExpertId, int]] = []
+        self.transfer = Transfer(
+            self.timeline, MACHINE.link_bytes_per_s // 1000, lambda expert, slot: self.moved.append((expert, slot))
+        )
+        self.residency = Residency(num_slots)
+        self.cache = ExpertCache(self.residency, LruEviction(layer_quotas(num_slots, 2)), self.transfer, self.timeline)
+
+    def verify(self, layer: int, experts: list[int]) -> list[list[int]]:
+        """Computes the waves of one layer; returns the experts of each."""
+        seen = []
+        for wave in self.cache.waves(layer, experts):
+            seen.append(wave.experts)
+            self.compute(wave)
+        return seen
+
+    def compute(self, wave: Wave) -> None:
+        _, done = self.timeline.compute(COMPUTE, lambda: None, after=wave.after)
+        self.cache.release(wave, done)
+
+
+def test_hits_come_first_and_together_then_arrivals_one_by_one():
+    bench = Bench(8)
+    bench.cache.place([ExpertId(0, 3), ExpertId(0, 5)])
+    assert bench.verify(0, [1, 3, 4, 5]) == [[3, 5], [1], [4]]
+    counters = bench.cache.counters
+    assert (counters.num_hits, counters.num_late_hits, counters.num_misses) == (2, 0, 2)
+
+
+def test_a_prefetch_that_is_still_under_way_is_a_late_hit():
+    bench = Bench(8)
+    copies = bench.cache.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
+    bench.timeline.wait(copies[0])
+    assert bench.verify(0, [1, 2]) == [[1], [2]]
+    counters = bench.cache.counters
+    assert (counters.num_hits, counters.num_late_hits, counters.num_misses) == (1, 1, 0)
+    assert (counters.num_prefetched, counters.num_prefetched_used) == (2, 2)
+
+
+def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it():
+    bench = Bench(2)
+    bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
+    slow = Work("slow", hbm_bytes=MACHINE.hbm_bytes_per_s, flops=0, kernels=0, launches=1)  # one second
+    for wave in bench.cache.waves(0, [0, 1]):
+        _, done = bench.timeline.compute(slow, lambda: None, after=wave.after)
+        bench.cache.release(wave, done)
+    bench.timeline.wait(done)
+    assert bench.timeline.now_ns() > 2_001_000_000, "expert 1's copy waited for expert 0's compute"
+    assert bench.moved[-1] == (ExpertId(0, 1), bench.moved[0][1])
+
+
+def test_need_of_now_breaks_promises_to_later_layers():
+    bench = Bench(2)
+    bench.cache.prefetch(Plan([ExpertId(1, 6)], []))
+    bench.cache.place([ExpertId(1, 6), ExpertId(1, 7)])
+    bench.cache.prefetch(Plan([], [ExpertId(1, 6), ExpertId(1, 7)]))
+    assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
+
+
+def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet():
+    bench = Bench(2)
+    bench.cache.prefetch(Plan([ExpertId(1, 6), ExpertId(1, 7)], []))
+    assert {bench.residency.state(ExpertId(1, e)) for e in (6, 7)} == {State.LOADING}
+    assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
+
+
+def test_a_prefetch_with_nobody_to_displace_is_left_to_be_fetched():
+    bench = Bench(2)
+    bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
+    assert bench.cache.prefetch(Plan([ExpertId(0, 1)], [ExpertId(0, 0)])) == []
+    assert bench.cache.counters.num_prefetched == 0
+
+
+def test_protection_of_a_layer_ends_with_its_verification():
+    bench = Bench(2)
+    bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
+    bench.cache.prefetch(Plan([], [ExpertId(0, 0)]))
+    bench.verify(0, [1])
+    assert bench.residency.state(ExpertId(0, 0)) is State.ABSENT
+
+
+def test_contents_are_restored_with_their_recency():
+    bench = Bench(6)
+    bench.verify(0, [1, 2, 3])
+    bench.verify(1, [4])
+    bench.verify(0, [1])
+    contents = bench.cache.contents()
+    assert contents == [ExpertId(0, 2), ExpertId(0, 3), ExpertId(1, 4), ExpertId(0, 1)]
+    other = Bench(6)
+    other.cache.place(contents)
+    assert other.cache.contents() == contents
+    assert other.timeline.totals().num_copies == 0
