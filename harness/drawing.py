@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -36,7 +37,7 @@ def panels(
 def footer(figure: Figure, text: str) -> None:
     """Writes the line that says where the numbers come from, and makes room for it."""
     width, height = figure.get_size_inches()
-    characters = int(width * 72 / (FOOTER_POINTS * 0.5))
+    characters = int(width * 72 / (FOOTER_POINTS * 0.52))
     lines = [line for part in text.splitlines() for line in textwrap.wrap(part, characters)]
     room = (len(lines) * FOOTER_POINTS * 1.3 + 6) / 72
     figure.set_size_inches(width, height + room)
@@ -56,45 +57,71 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
     plt.close(figure)
 
 
+@dataclass(frozen=True)
+class Bars:
+    """Averages [groups, series], and the least and greatest value over inputs where there are several."""
+
+    means: pd.DataFrame
+    least: pd.DataFrame | None = None
+    greatest: pd.DataFrame | None = None
+
+    def renamed(self, groups: list[str]) -> Bars:
+        found = [frame if frame is None else frame.set_axis(groups) for frame in (self.least, self.greatest)]
+        return Bars(self.means.set_axis(groups), *found)
+
+    def whiskers(self, name: str) -> np.ndarray | None:
+        """Lengths below and above the average [2, groups]; none where all inputs agree."""
+        if self.least is None or self.greatest is None:
+            return None
+        mean = self.means[name].to_numpy()
+        lengths = np.stack([mean - self.least[name].to_numpy(), self.greatest[name].to_numpy() - mean])
+        return np.where(lengths.max(0) > 1e-9, lengths.clip(0), np.nan)
+
+
 def grouped_bars(
     axes: Axes,
-    means: pd.DataFrame,
-    spreads: pd.DataFrame | None,
+    bars: Bars,
     colours: dict[str, str],
     labels: dict[str, str],
     value_format: str = "{:.0f}",
     label_all: bool = False,
+    rotation: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Bars of `means` [groups, series] with symmetric whiskers `spreads`. Returns each series' bar centres.
+    """Draws `bars`. Returns each series' bar centres.
 
     The last group (the average) is set apart, and its bars, or all bars, carry their values.
     """
-    groups, series = list(means.index), list(means.columns)
+    groups, series = list(bars.means.index), list(bars.means.columns)
     width = 0.8 / len(series)
     base = np.arange(len(groups), dtype=float)
     if len(groups) > 1 and not label_all:
         base[-1] += 0.35
+        axes.axvline((base[-2] + base[-1]) / 2, color="#cccccc", linewidth=0.7)
     centres: dict[str, np.ndarray] = {}
     for index, name in enumerate(series):
-        x = base + (index - (len(series) - 1) / 2) * width
-        centres[name] = x
-        errors = None if spreads is None else spreads[name].where(spreads[name] > 0).to_numpy()
-        axes.bar(x, means[name], width * 0.92, yerr=errors, color=colours[name], label=labels[name],
-                 error_kw={"elinewidth": 0.7, "ecolor": "#333333"})  # fmt: skip
-        for position, value in zip(x, means[name], strict=True):
+        x = centres[name] = base + (index - (len(series) - 1) / 2) * width
+        axes.bar(
+            x,
+            bars.means[name],
+            width * 0.92,
+            yerr=bars.whiskers(name),
+            color=colours[name],
+            label=labels[name],
+            error_kw={"elinewidth": 0.7, "ecolor": "#333333"},
+        )
+        for position, value in zip(x, bars.means[name], strict=True):
             if (label_all or position == x[-1]) and np.isfinite(value):
-                axes.annotate(value_format.format(value), (position, value), (0, 2), textcoords="offset points",
-                              ha="center", fontsize=5.8, color="#222222")  # fmt: skip
+                axes.annotate(
+                    value_format.format(value),
+                    (position, value),
+                    (0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=5.8,
+                    rotation=rotation,
+                    color="#222222",
+                )
     axes.set_xticks(base, groups, fontsize=6.6)
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.1)  # room for the values
-    if len(groups) > 1 and not label_all:
-        axes.axvline((base[-2] + base[-1]) / 2, color="#cccccc", linewidth=0.7)
     return centres
-
-
-def half_widths(values: pd.Series) -> float:
-    """Half the 95 % confidence interval of a mean over inputs (Student's t); 0 for a single input."""
-    t95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-    count = len(values)
-    return 0.0 if count < 2 else t95.get(count, 1.96) * float(values.std(ddof=1)) / count**0.5

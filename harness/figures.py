@@ -11,14 +11,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness import published
-from harness.drawing import COLOURS, MODES, NARROW, PAPER, WIDE, footer, grouped_bars, half_widths, panels, save
+from harness.drawing import COLOURS, MODES, NARROW, PAPER, WIDE, Bars, footer, grouped_bars, panels, save
 from harness.frames import (
     DATASETS,
     HARDWARE,
     SYSTEMS,
     caveats,
-    checkpoint_line,
     in_order,
+    probe_line,
     provenance,
     read,
     sampling_title,
@@ -29,17 +29,16 @@ from harness.frames import (
 from harness.jobs import run_job
 
 Frames = dict[str, pd.DataFrame]
-CI = "Whiskers: 95 % confidence interval over inputs"
+SPREAD = "Whiskers: least to greatest input"
 
 
-def _by_dataset(frame: pd.DataFrame, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Means and half confidence intervals, [data sets + average, systems]."""
+def _by_dataset(frame: pd.DataFrame, column: str) -> Bars:
+    """Averages over inputs and their extent, [data sets + average, systems]."""
     order = in_order(frame["system"].unique().tolist(), SYSTEMS)
     grouped = frame.groupby(["dataset", "system"])[column]
     means = with_macro(grouped.mean().unstack()[order])
-    spreads = grouped.apply(half_widths).unstack()[order].reindex(means.index)
-    names = [titled(DATASETS, name) for name in means.index]
-    return means.set_axis(names), spreads.set_axis(names)
+    least, greatest = (found.unstack()[order].reindex(means.index) for found in (grouped.min(), grouped.max()))
+    return Bars(means, least, greatest).renamed([titled(DATASETS, name) for name in means.index])
 
 
 def _budget_title(frame: pd.DataFrame, budget: str) -> str:
@@ -60,11 +59,11 @@ def tpot(frames: Frames) -> Figure:
     for row, sampling in zip(axes, samplings, strict=True):
         for panel, budget in zip(row, budgets, strict=True):
             part = frame[(frame["sampling"] == sampling) & (frame["budget"] == budget)]
-            means, spreads = _by_dataset(part, "tpot_ms")
-            centres = grouped_bars(panel, means, spreads, COLOURS, SYSTEMS)
-            floors, _ = _by_dataset(part, "floor_trace_ms")
+            bars = _by_dataset(part, "tpot_ms")
+            centres = grouped_bars(panel, bars, COLOURS, SYSTEMS)
+            floors = _by_dataset(part, "floor_trace_ms").means
             for system in floors.columns.intersection(["specter", "lru"]):
-                half = 0.36 / len(means.columns)
+                half = 0.36 / len(bars.means.columns)
                 panel.hlines(
                     floors[system],
                     centres[system] - half,
@@ -77,7 +76,7 @@ def tpot(frames: Frames) -> Figure:
         row[0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
-    footer(figure, "\n".join([f"{provenance(frame)}. {CI}.", *caveats(frame)]))
+    footer(figure, "\n".join([f"{provenance(frame)}. {SPREAD}.", *caveats(frame)]))
     return figure
 
 
@@ -85,42 +84,29 @@ def speedup(frames: Frames) -> Figure:
     frame = spread_budgets(frames["main"])
     samplings, budgets = _tier_panels(frame)
     baselines = [name for name in ("lru", "on_demand") if name in set(frame["system"])]
-    shades = dict(
-        zip(
-            [f"{b}, {s}" for b in budgets for s in samplings],
-            ["#0072B2", "#7fb8d8", "#D55E00", "#f0b27a"],
-            strict=False,
-        )
-    )
+    cells = {f"{budget}, {sampling}": (budget, sampling) for budget in budgets for sampling in samplings}
+    colours = dict(zip(cells, ["#0072B2", "#7fb8d8", "#D55E00", "#f0b27a"], strict=False))
     figure, axes = panels(1, len(baselines), WIDE, 2.3)
     for panel, baseline in zip(axes[0], baselines, strict=True):
-        columns, spreads = {}, {}
-        for budget in budgets:
-            for sampling in samplings:
-                part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
-                times = part.pivot_table(index=["dataset", "input"], columns="system", values="tpot_ms")
-                means = times.groupby("dataset").mean()
-                columns[f"{budget}, {sampling}"] = with_macro((means[baseline] / means["specter"]).to_frame("x"))["x"]
-                spreads[f"{budget}, {sampling}"] = (
-                    (times[baseline] / times["specter"]).groupby("dataset").apply(half_widths)
-                )
-        table = pd.DataFrame(columns)
-        errors = pd.DataFrame(spreads).reindex(table.index)
-        names = [titled(DATASETS, name) for name in table.index]
-        grouped_bars(
-            panel, table.set_axis(names), errors.set_axis(names), shades, {name: name for name in columns}, "{:.2f}"
-        )
+        means, least, greatest = {}, {}, {}
+        for name, (budget, sampling) in cells.items():
+            part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
+            times = part.pivot_table(index=["dataset", "input"], columns="system", values="tpot_ms")
+            averages = times.groupby("dataset").mean()
+            means[name] = with_macro((averages[baseline] / averages["specter"]).to_frame("x"))["x"]
+            ratios = (times[baseline] / times["specter"]).groupby("dataset")
+            least[name], greatest[name] = ratios.min(), ratios.max()
+        table = pd.DataFrame(means)
+        extent = (pd.DataFrame(found).reindex(table.index) for found in (least, greatest))
+        bars = Bars(table, *extent).renamed([titled(DATASETS, name) for name in table.index])
+        grouped_bars(panel, bars, colours, {name: name for name in cells}, "{:.2f}", rotation=90)
         panel.axhline(1, color="black", lw=0.8)
         panel.set_title(f"Specter against {titled(SYSTEMS, baseline)}")
     axes[0][0].set_ylabel("speed-up (×)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
-    footer(
-        figure,
-        "\n".join(
-            [f"{provenance(frame)}. Speed-up: ratio of mean TPOTs. {CI}, of the ratio per input.", *caveats(frame)]
-        ),
-    )
+    stated = f"{provenance(frame)}. Speed-up: ratio of mean TPOTs. {SPREAD}, of the ratio per input."
+    footer(figure, "\n".join([stated, *caveats(frame)]))
     return figure
 
 
@@ -131,9 +117,16 @@ def acceptance(frames: Frames) -> Figure:
     datasets = in_order(frame["dataset"].unique().tolist(), DATASETS)
     for offset, sampling in zip((-0.12, 0.12), sorted(frame["sampling"].unique()), strict=False):
         grouped = frame[frame["sampling"] == sampling].groupby("dataset")["acceptance"]
-        means, spreads = grouped.mean()[datasets] * 100, grouped.apply(half_widths)[datasets] * 100
-        panel.errorbar(np.arange(len(datasets)) + offset, means, yerr=spreads, fmt="o", color=MODES[sampling],
-                       elinewidth=0.8, label=sampling)  # fmt: skip
+        mean, least, greatest = (found[datasets] * 100 for found in (grouped.mean(), grouped.min(), grouped.max()))
+        panel.errorbar(
+            np.arange(len(datasets)) + offset,
+            mean,
+            yerr=[mean - least, greatest - mean],
+            fmt="o",
+            color=MODES[sampling],
+            elinewidth=0.8,
+            label=sampling,
+        )
     forced = frames["probe"].query("quantity == 'acceptance' and mode == 'teacher-forced'")["value"].mean() * 100
     panel.axhline(forced, color=MODES["teacher-forced"], lw=1, label=f"teacher-forced, held-out text ({forced:.1f})")
     panel.axhline(published.ACCEPTANCE_MEAN * 100, color=PAPER, lw=1, ls="--", label="paper: mean of its models (96.6)")
@@ -143,17 +136,8 @@ def acceptance(frames: Frames) -> Figure:
     panel.set_xlim(-0.5, len(datasets) - 0.5)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     k = ", ".join(str(k) for k in sorted(frame["k"].unique()))
-    footer(figure, "\n".join([f"{provenance(frame)}; K = {k}; axis does not start at 0. {CI}.", *caveats(frame)]))
+    footer(figure, "\n".join([f"{provenance(frame)}; K = {k}; axis does not start at 0. {SPREAD}.", *caveats(frame)]))
     return figure
-
-
-def _probe_line(frame: pd.DataFrame) -> str:
-    """Provenance of the probes, which no clock and no machine enters."""
-    texts = frame.loc[frame["mode"] != "teacher-forced", "dataset"].nunique()
-    return (
-        f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; greedy and seeded (T = 0.7): "
-        f"texts generated from {texts} data set{'s' * (texts > 1)}; teacher-forced: held-out text; no clock involved"
-    )
 
 
 def fidelity(frames: Frames) -> Figure:
@@ -169,7 +153,7 @@ def fidelity(frames: Frames) -> Figure:
     panel.set_ylabel("experts chosen alike (%)")
     figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     what = "Share of the target's top-k experts that the draft chooses too, same position and prefix"
-    footer(figure, f"{what}; in brackets: mean over layers; axis does not start at 0. {_probe_line(frame)}.")
+    footer(figure, f"{what}; in brackets: mean over layers; axis does not start at 0. {probe_line(frame)}.")
     return figure
 
 
@@ -190,7 +174,7 @@ def union(frames: Frames) -> Figure:
     panel.legend(loc="upper left")
     footer(
         figure,
-        f"Experts that the target needs for K consecutive tokens, mean over windows and layers. {_probe_line(frame)}.",
+        f"Experts that the target needs for K consecutive tokens, mean over windows and layers. {probe_line(frame)}.",
     )
     return figure
 
@@ -281,8 +265,8 @@ def hardware(frames: Frames) -> Figure:
         part = frame[frame["budget"] == budget]
         means = part.groupby(["hardware", "system"])["tpot_ms"].mean().unstack()[order]
         means = means.loc[in_order(means.index.tolist(), HARDWARE)]
-        grouped_bars(panel, means.set_axis([titled(HARDWARE, name).replace(", ", "\n") for name in means.index]), None,
-                     COLOURS, SYSTEMS, label_all=True)  # fmt: skip
+        bars = Bars(means).renamed([titled(HARDWARE, name).replace(", ", "\n") for name in means.index])
+        grouped_bars(panel, bars, COLOURS, SYSTEMS, label_all=True)
         panel.set_title(_budget_title(frame, budget))
     axes[0][0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()

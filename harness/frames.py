@@ -58,6 +58,7 @@ def in_order(values: Sequence[str], known: dict[str, str]) -> list[str]:
 
 
 def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
+    """A sampling with its temperature, which a table of runs or of probes holds."""
     if sampling == "greedy":
         return "greedy"
     temperature = frame.loc[frame["sampling"] == sampling, "temperature"].iloc[0]
@@ -89,6 +90,17 @@ def provenance(frame: pd.DataFrame) -> str:
         f"{num_datasets} data set{'s' * (num_datasets > 1)} × {num_inputs} input{'s' * (num_inputs > 1)} × {repeats}",
     ]
     return "; ".join(parts)
+
+
+def probe_line(frame: pd.DataFrame) -> str:
+    """Provenance of the probes, which no clock and no machine enters."""
+    generated = frame[frame["mode"] != "teacher-forced"].rename(columns={"mode": "sampling"})
+    num_datasets = generated["dataset"].nunique()
+    samplings = " and ".join(sampling_title(generated, name) for name in sorted(generated["sampling"].unique()))
+    return (
+        f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; {samplings}: texts generated "
+        f"from {num_datasets} data set{'s' * (num_datasets > 1)}; teacher-forced: held-out text; no clock involved"
+    )
 
 
 def caveats(frame: pd.DataFrame) -> list[str]:

@@ -14,8 +14,8 @@ from harness.recordings import load_tokenizer
 from specter.config import RunConfig, from_values
 from specter.errors import SpecterError
 from specter.live import LiveModel
-from specter.prompts import prompt_text, warmup_text
-from specter.run import encode, write_run
+from specter.prompts import encode, prompt_text, warmup_text
+from specter.run import write_run
 
 COMPARED = ("rounds.jsonl", "metrics.json")
 

@@ -28,6 +28,8 @@ from specter.config import RunConfig, from_values, to_dict, validate
 from specter.errors import SpecterError
 
 CONF = Path("conf")
+# A recording does not depend on where experts lie, so it is made where nothing has to be moved.
+RECORDER = {"name": "recorder", "planner": "none", "eviction": "resident"}
 # Everything that decides a recording's tokens and routing.
 LIVE_CODE = (
     "specter/model/*.py",
@@ -99,6 +101,7 @@ class Experiment:
     hardware: list[str]
     prompt_tokens: list[int]
     num_inputs: int
+    num_datasets: int  # the first ones of the scale
 
 
 def _option(group: str, name: str) -> Values:
@@ -255,6 +258,11 @@ def _inputs(scale: Scale, experiment: Experiment) -> list[int]:
     return list(range(min(scale.max_inputs, experiment.num_inputs)))
 
 
+def datasets(scale: str, experiment: str) -> list[str]:
+    """The data sets that an experiment runs on at a scale."""
+    return load_scale(scale).datasets[: load_experiment(experiment).num_datasets]
+
+
 def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
     """The runs of one experiment on one model and data set, at a scale."""
     size, what = load_scale(scale), load_experiment(experiment)
@@ -279,7 +287,7 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
     lives = itertools.product(sorted(what.samplings), what.prompt_tokens, [0, *_ks(size, what)], _inputs(size, what))
     return LivePlan(
         base=_base(size, model, dataset, f"results/{scale}/recordings/{model}"),
-        drafting=_group("system", "specter"),
+        drafting=_group("system", "specter") | RECORDER,
         plain=_group("system", "resident"),
         samplings={name: _group("sampling", name) for name in sorted(what.samplings)},
         lives=[list(live) for live in lives],
@@ -297,12 +305,15 @@ class ProbePlan:
 
     base: Values
     num_texts: int
+    temperatures: dict[str, float]  # of the samplings of the experiment `main`, whose recordings are used
 
 
 def probe_plan(scale: str, model: str) -> ProbePlan:
     """What is measured about a model's draft: on the recordings of a scale, and on held-out text."""
     size = load_scale(scale)
-    return ProbePlan(_base(size, model, size.datasets[0], f"results/{scale}/probe"), size.num_probe_texts)
+    base = _base(size, model, size.datasets[0], f"results/{scale}/probe")
+    samplings = [_group("sampling", name) for name in load_experiment("main").samplings]
+    return ProbePlan(base, size.num_probe_texts, {one["kind"]: one["temperature"] for one in samplings})
 
 
 def digest(plan: Matrix | LivePlan | ProbePlan | Scale) -> str:

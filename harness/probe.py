@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from harness.jobs import progress_bar, run_job, steps
-from harness.plan import Live, probe_plan
+from harness.plan import Live, ProbePlan, probe_plan
 from harness.recordings import Entry, load_tokenizer, read_manifest
 from specter.config import RunConfig, from_values
 from specter.live import LiveModel
@@ -72,9 +72,9 @@ def forced_rows(model: LiveModel, tokens: list[int]) -> Iterator[Row]:
     yield scalar("distinct_4grams", distinct_4grams(tokens), len(tokens))
 
 
-def measure(config: RunConfig, num_texts: int, manifests: list[Path]) -> list[Row]:
+def measure(config: RunConfig, plan: ProbePlan, manifests: list[Path]) -> list[Row]:
     tokenizer = load_tokenizer(config)
-    texts = [tokenizer.encode(text).ids for text in shipped_texts(HELD_OUT)[:num_texts]]
+    texts = [tokenizer.encode(text).ids for text in shipped_texts(HELD_OUT)[: plan.num_texts]]
     rows: list[Row] = []
     with progress_bar() as progress:
         model = LiveModel.load(config, progress)
@@ -85,7 +85,8 @@ def measure(config: RunConfig, num_texts: int, manifests: list[Path]) -> list[Ro
         entries, _ = read_manifest(path)
         for sampling in sorted({live.sampling for live in entries}):
             found = generated_rows(entries, sampling, model.decoder.num_experts)
-            rows += [{"mode": sampling, "dataset": path.stem} | row for row in found]
+            named = {"mode": sampling, "dataset": path.stem, "temperature": plan.temperatures[sampling]}
+            rows += [named | row for row in found]
     return rows
 
 
@@ -104,7 +105,7 @@ def main() -> None:
         "checkpoint_kind": config.model.checkpoint_kind,
         "charged_as": config.model.charged_as,
     }
-    rows = measure(config, plan.num_texts, arguments.manifests)
+    rows = measure(config, plan, arguments.manifests)
     frame = pd.DataFrame([named | {"layer": -1, "k": 0} | row for row in rows])
     frame.to_parquet(arguments.out, index=False)
     means = frame.groupby(["quantity", "mode"])["value"].mean().unstack()

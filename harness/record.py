@@ -7,15 +7,11 @@ import json
 import os
 from pathlib import Path
 
-import torch
-
 from harness.jobs import progress_bar, run_job, steps, write_whole
 from harness.plan import Live, live_of, live_plan
 from harness.recordings import Entry, RecordingStore, Text, load_tokenizer, manifest_text, texts
-from specter.build import check_paths
 from specter.config import RunConfig
 from specter.errors import SpecterError
-from specter.live import LiveModel
 from specter.recording import Recording
 
 NOTES = "notes.json"
@@ -28,13 +24,17 @@ def missing_texts(pairs: list[tuple[Text, Text]], store: RecordingStore) -> list
 
 
 def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> None:
-    """Generates and saves `todo`; the model is loaded only if there is something to do."""
-    notes_path = store.path(todo[0]).with_name(NOTES) if todo else None
-    if notes_path is None:
-        return
+    """Generates and saves `todo`, which is not empty."""
+    import torch  # seconds to import, and most jobs find all of their texts recorded
+
+    from specter.build import check_paths
+    from specter.live import LiveModel
+
+    check_paths(loaded_as)
+    torch.set_num_threads(loaded_as.threads)
     with progress_bar() as progress:
         model = LiveModel.load(loaded_as, progress)
-        write_whole(notes_path, json.dumps(model.notes, indent=1) + "\n")
+        write_whole(store.path(todo[0]).with_name(NOTES), json.dumps(model.notes, indent=1) + "\n")
         for text in steps(todo, f"record {loaded_as.model.name} {loaded_as.dataset.name}", progress):
             recording = model.run(text.config, text.prompt, ()).recording
             recording.meta = {
@@ -71,13 +71,12 @@ def main() -> None:
     arguments = parser.parse_args()
     configs = live_plan(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs()
     drafting = next((config for config in configs if config.system.speculative), configs[0])
-    check_paths(drafting)
-    torch.set_num_threads(drafting.threads)
     tokenizer = load_tokenizer(drafting)
     store = RecordingStore(Path(drafting.results), drafting)
     pairs = [texts(config, tokenizer) for config in configs]
     todo = missing_texts(pairs, store)
-    record(todo, store, drafting)
+    if todo:
+        record(todo, store, drafting)
     entries = [
         Entry(live_of(config), str(store.path(text)), str(store.path(warmup)))
         for config, (text, warmup) in zip(configs, pairs, strict=True)

@@ -18,9 +18,8 @@ from tokenizers import Tokenizer
 from harness.plan import LIVE_CODE, Live
 from specter.config import RunConfig
 from specter.errors import SpecterError
-from specter.prompts import prompt_text, warmup_text
+from specter.prompts import encode, prompt_text, warmup_text
 from specter.recording import Recording
-from specter.run import encode
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from harness.frames import (
     caveats,
     checkpoint_line,
     in_order,
+    probe_line,
     provenance,
     read,
     spread_budgets,
@@ -44,7 +45,7 @@ class Table:
 
 def _stated(frame: pd.DataFrame) -> dict[str, str]:
     if "clock" not in frame:
-        return {"checkpoint": checkpoint_line(frame), "clock": "none"}
+        return {"protocol": probe_line(frame)}
     return {
         "clock": " / ".join(sorted(frame["clock"].unique())),
         "hardware": " / ".join(sorted(frame["hardware"].unique())),
@@ -128,10 +129,6 @@ def systems(frames: Frames) -> Table:
     return Table("Systems, in detail", pd.DataFrame(rows), 3, notes, _stated(frame))
 
 
-def _probe_notes(frame: pd.DataFrame, what: str) -> list[str]:
-    return [f"{what} Draft: INT4, GPTQ, symmetric, group 128 or the row. {checkpoint_line(frame)}; no clock involved."]
-
-
 def fidelity(frames: Frames) -> Table:
     probe = frames["probe"]
     rows = []
@@ -160,7 +157,11 @@ def fidelity(frames: Frames) -> Table:
         "A stand-in's fidelity says nothing about the real checkpoint; the paper's row is there for orientation."
     )
     return Table(
-        "Routing fidelity of the draft", pd.DataFrame([*rows, paper]), 1, _probe_notes(probe, what), _stated(probe)
+        "Routing fidelity of the draft",
+        pd.DataFrame([*rows, paper]),
+        1,
+        [f"{what} {probe_line(probe)}."],
+        _stated(probe),
     )
 
 
@@ -174,7 +175,7 @@ def union(frames: Frames) -> Table:
     what = (
         "Distinct experts per MoE layer that the target needs for K consecutive tokens, mean over windows and layers."
     )
-    return Table("Expert union", frame, 1, _probe_notes(probe, what), _stated(probe))
+    return Table("Expert union", frame, 1, [f"{what} {probe_line(probe)}."], _stated(probe))
 
 
 def k_sweep(frames: Frames) -> Table:

@@ -27,16 +27,14 @@ def prompts(wildcards):
 
 
 def manifests(wildcards, experiment):
-    datasets = plan.load_scale(wildcards.scale).datasets
-    return [
-        f"results/{wildcards.scale}/manifests/{experiment}/{wildcards.model}/{dataset}.json" for dataset in datasets
-    ]
+    directory = f"results/{wildcards.scale}/manifests/{experiment}/{wildcards.model}"
+    return [f"{directory}/{dataset}.json" for dataset in plan.datasets(wildcards.scale, experiment)]
 
 
 def replays(scale, experiment, only_model=None):
-    found = plan.load_scale(scale)
-    models = found.models if only_model is None else [only_model]
-    return [f"results/{scale}/{experiment}/{model}/{dataset}" for model in models for dataset in found.datasets]
+    models = plan.load_scale(scale).models if only_model is None else [only_model]
+    datasets = plan.datasets(scale, experiment)
+    return [f"results/{scale}/{experiment}/{model}/{dataset}" for model in models for dataset in datasets]
 
 
 def tidied(scale, names):

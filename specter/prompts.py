@@ -6,6 +6,8 @@ import itertools
 import json
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from specter.config import DatasetConfig, RunConfig
 from specter.errors import SpecterError
 
@@ -33,6 +35,12 @@ def warmup_text() -> str:
     if not WARMUP_PATH.is_file():
         raise SpecterError(f"no warm-up text at {WARMUP_PATH}", "run from the root of the repository")
     return WARMUP_PATH.read_text()
+
+
+def encode(tokenizer: Tokenizer, text: str, config: RunConfig) -> list[int]:
+    """Token ids of a prompt, cut to its first `prompt_tokens`."""
+    ids: list[int] = tokenizer.encode(text).ids
+    return ids[: config.prompt_tokens] if config.prompt_tokens else ids
 
 
 def shipped_texts(path: Path) -> list[str]:

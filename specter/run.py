@@ -24,7 +24,7 @@ from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.live import LiveModel
 from specter.progress import make_progress
-from specter.prompts import prompt_text, warmup_text
+from specter.prompts import encode, prompt_text, warmup_text
 from specter.session import OnCommit, RunResult
 from specter.timeline.trace import write_chrome_trace
 
@@ -79,12 +79,6 @@ def check_writable(directory: Path) -> None:
         raise SpecterError(
             f"{directory} cannot be written: {error.strerror}", "set results=... to a directory that can"
         ) from None
-
-
-def encode(tokenizer: Tokenizer, text: str, config: RunConfig) -> list[int]:
-    """Token ids of a prompt, cut to its first `prompt_tokens`."""
-    ids: list[int] = tokenizer.encode(text).ids
-    return ids[: config.prompt_tokens] if config.prompt_tokens else ids
 
 
 def summary(config: RunConfig, result: RunResult) -> Table:

@@ -16,6 +16,8 @@ from torch import Tensor
 from specter.gpu.arena import DeviceArena
 from specter.gpu.tuning import DRAFT, TARGET
 from specter.kernels import grouped_mlp, int4_moe
+from specter.kernels.device import Stream
+from specter.kernels.octets import Octets
 from specter.model.routing import top_k
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
@@ -55,12 +57,17 @@ class Backends:
         self.out = torch.zeros(spec.num_moe_layers, spec.hidden, device=device)
         self._step = torch.zeros(1, dtype=torch.int32, device=device)
         self._picked = torch.zeros(spec.num_moe_layers, 1, spec.top_k, dtype=torch.int16, device=device)
+        self._chosen = torch.zeros(spec.top_k, dtype=torch.int32, device=device)
+        self._one = torch.ones(1, device=device)
+        self._gain = torch.ones(spec.hidden, dtype=dtype, device=device)
+        scaled = torch.zeros(1, spec.hidden, dtype=dtype, device=device)
+        squares = torch.zeros(1, -(-spec.hidden // DRAFT.down.block_n), device=device)
+        self._streams = [Stream(out[None], scaled, squares) for out in self.out]
         self._counts = torch.zeros(spec.num_experts, dtype=torch.int32, device=device)
-        self._inner = torch.zeros(spec.top_k * spec.expert_inter, dtype=dtype, device=device)
+        self._inner = {count: Octets.empty(count * spec.expert_inter, device) for count in (1, spec.top_k)}
         self._nothing = torch.zeros(0, dtype=dtype, device=device)
         self._no_weight = torch.zeros(spec.hidden, 0, dtype=dtype, device=device)
-        self._x_in_code_order = torch.empty_like(rows.x)
-        self._x_in_code_order[:, int4_moe.code_order(spec.hidden, device)] = rows.x
+        self._octets = [Octets.of(x) for x in rows.x]
         self._host_chosen = rows.chosen.tolist()
         self._host_weights = rows.weights.tolist()
         self._routings = [self._route(layer) for layer in range(spec.num_moe_layers)]
@@ -93,14 +100,17 @@ class Backends:
 
     def _fused(self, layer: int, logits: Tensor, picked: Tensor, experts: slice, scaling: float) -> None:
         packed, count = self.packed, picked.shape[-1]
-        inner = self._inner[: count * self.spec.expert_inter]
+        inner = self._inner[count]
+        chosen = self._chosen[:count]
+        down = packed.down[layer, experts], packed.down_params[layer, experts]
         int4_moe.gate_up(
-            logits, self._x_in_code_order[layer], packed.gate_up[layer, experts], packed.gate_up_params[layer, experts],
-            inner, picked, self._counts[experts], self._step, scaling, DRAFT.gate_up, self._pdl,
+            logits, self._one, self._octets[layer], packed.gate_up[layer, experts],
+            packed.gate_up_params[layer, experts], inner, chosen, picked, self._counts[experts], self._step, scaling,
+            DRAFT.gate_up, self._pdl,
         )  # fmt: skip
         int4_moe.down(
-            self._nothing, self._no_weight, inner, packed.down[layer, experts], packed.down_params[layer, experts],
-            picked, self._step, self.out[layer], DRAFT.down, DRAFT.down_codes, self._pdl,
+            self._nothing, self._no_weight, inner, *down, chosen, self._streams[layer], self._gain, DRAFT.down,
+            DRAFT.down_codes, self._pdl,
         )  # fmt: skip
 
     def reference(self, layers: list[Int4Layer]) -> None:
@@ -116,8 +126,8 @@ class Backends:
         """The target's kernels on the target's weights, routing given."""
         for layer, routing in enumerate(self._routings):
             grouped_mlp.run_experts(
-                self.rows.x[layer : layer + 1], self.arena, self.slot_table[layer], routing, self._rows_inner,
-                self._results[layer], TARGET.experts_up, TARGET.experts_down, self._pdl,
+                self.rows.x[layer : layer + 1], self._one, self.arena, self.slot_table[layer], routing,
+                self._rows_inner, self._results[layer], TARGET.experts_up, TARGET.experts_down, self._pdl,
             )  # fmt: skip
         torch.sum(self._results[:, 0] * self.rows.weights[..., None], dim=1, out=self.out)
 

@@ -96,11 +96,12 @@ def run(options: Options, console: Console) -> Report:
     resident = ResidentBench(model, DeviceBudget("cuda"), report, prompts)
     section("resident passes", resident.resident_passes)
     section("draft step", resident.draft_step)
+    section("prefill equality", lambda: resident.prefill_equality(streaming.short_logits))
     section("bit equality", resident.bit_equality)
     section("peak", resident.peak)
     section("INT4 backends", resident.int4_layer)
-    section("agreement with the narrow model", resident.narrow_agreement)
     section("transformers eager", resident.eager)
+    section("agreement with the narrow model", resident.narrow_agreement)
     report.facts["clocks after"] = provenance(budget.device, options.commit).get("clocks.sm", "unknown")
     report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
     report.skipped["humming backend"] = "optional, not among the dependencies"

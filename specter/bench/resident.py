@@ -15,6 +15,7 @@ from specter.bench.floors import StepBytes, ms_at
 from specter.bench.measure import Sample, device_ms
 from specter.bench.model import DTYPE, FullSize, fill
 from specter.bench.report import Report, Row
+from specter.bench.streaming import SHORT_PROMPT
 from specter.gpu.arena import open_arena
 from specter.gpu.draft import Draft
 from specter.gpu.graphs import Graph
@@ -104,6 +105,12 @@ class ResidentBench:
         note = f"{DRAFT_STEPS} replays in a row, no host sync"
         row = self.report.add(Row("draft step, graph, 1 row, INT4", "ms", per_step, floor, 1.4, note=note))
         self.report.summary["draft_step_ms"] = row.sample.median
+
+    def prefill_equality(self, streamed: torch.Tensor | None) -> None:
+        """Logits fp32 [V] of the streamed prefill of 16 tokens against a resident pass, bit by bit."""
+        self._prefill_resident(self.prompts[0][:SHORT_PROMPT])
+        same = streamed is not None and torch.equal(streamed, self.target.logits[0])
+        self.report.facts["streamed prefill bit-equal to resident pass"] = same
 
     def bit_equality(self) -> None:
         """Plain decoding of 17 tokens, then the same 17 as one verification: logits and KV, bit by bit."""

@@ -20,6 +20,7 @@ from specter.gpu.target import Target
 from specter.gpu.weights import GpuKVCache
 from specter.timeline.cuda import CudaTimeline
 
+SHORT_PROMPT = 16
 LONG_PROMPT = 2000
 KV_CAPACITY = 2048
 
@@ -31,6 +32,7 @@ class StreamingBench:
         self.model, self.budget, self.report, self.prompts = model, budget, report, prompts
         self.spec, self.device = model.spec, budget.device
         self.link_bytes_per_s = 0.0
+        self.short_logits: torch.Tensor | None = None  # fp32 [V], after the first 16 tokens of the first prompt
 
     def loading(self) -> None:
         load, layer_bytes = self.model.load, self.model.store.layer_bytes
@@ -70,7 +72,7 @@ class StreamingBench:
         stream = LayerStream(store, arena, timeline)
         text = [token for prompt in self.prompts for token in prompt]
         floor = store.num_bytes / self.link_bytes_per_s * 1e3
-        for num_tokens in (16, LONG_PROMPT):
+        for num_tokens in (SHORT_PROMPT, LONG_PROMPT):
             tokens = torch.tensor((text * 3)[:num_tokens], dtype=torch.int32, device=self.device)
 
             def once(tokens: torch.Tensor = tokens) -> None:
@@ -83,6 +85,8 @@ class StreamingBench:
             )  # fmt: skip
             self.report.add(row)
             self.report.summary[f"prefill{num_tokens}_over_floor"] = row.over_floor
+            if num_tokens == SHORT_PROMPT:
+                self.short_logits = target.logits[0].clone()
             before = timeline.totals()
             once()
             torch.cuda.synchronize()

@@ -16,6 +16,7 @@ from specter.gpu.tuning import DRAFT, DraftTuning
 from specter.gpu.weights import GpuKVCache, GpuWeights
 from specter.kernels import int4_moe, mla, select, skinny
 from specter.kernels.device import Stream
+from specter.kernels.octets import Octets
 from specter.model.rope import softmax_scale
 
 
@@ -68,7 +69,7 @@ class Draft:
         self.logits = room(1, spec.vocab, dtype=torch.float32)
         self.x = room(1, spec.hidden, dtype=torch.float32)
         self._scaled = room(1, spec.hidden)
-        self._in_codes = room(spec.hidden)
+        self._octets = Octets.empty(spec.hidden, device)
 
         def stream(block: int) -> Stream:
             return Stream(self.x, self._scaled, room(1, -(-spec.hidden // block), dtype=torch.float32))
@@ -86,7 +87,7 @@ class Draft:
         self._chosen = room(spec.top_k, dtype=torch.int32)
         self._dense = room(spec.dense_inter)
         self._shared = room(spec.shared_inter)
-        self._inner = room(spec.top_k * spec.expert_inter)
+        self._inner = Octets.empty(spec.top_k * spec.expert_inter, device)
         self._select = select.Selection.empty(1, spec.vocab, device, seed, temperature)
         self._graph: Graph | None = None
 
@@ -111,13 +112,14 @@ class Draft:
 
     def snapshot(self, num_steps: int) -> DraftSnapshot:
         """Starts copies of the first `num_steps` steps' tokens and routing, and of the counters, to the host."""
-        parts = []
-        for part in (self.tokens[:num_steps], self.routing[:num_steps], self.counts):
-            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-            parts.append(host.copy_(part, non_blocking=True))
+
+        def to_host(part: Tensor) -> Tensor:
+            return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)
+
+        tokens, routing, counts = (to_host(p) for p in (self.tokens[:num_steps], self.routing[:num_steps], self.counts))
         done = torch.cuda.Event(enable_timing=True)
         done.record()
-        return DraftSnapshot(*parts, done)
+        return DraftSnapshot(tokens, routing, counts, done)
 
     def run(self) -> None:
         """The kernels of one step, launched one by one."""
@@ -154,7 +156,7 @@ class Draft:
         mla.attend(heads, self._queries, cache, self.position, self._partials, pdl)
         mla.values(heads, self._partials, layer.kv_b, self.position, self._values, pdl)
         skinny.linear_residual(
-            self._values, layer.o, self._attended, layer.mlp_norm, self._in_codes, self.tuning.out, pdl
+            self._values, layer.o, self._attended, layer.mlp_norm, self._octets, self.tuning.out, pdl
         )
 
     def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
@@ -173,7 +175,7 @@ class Draft:
         """Routing, and gate and up of the routed experts of MoE layer `moe`."""
         experts = self.experts
         int4_moe.gate_up(
-            self._router, self._scale, self._in_codes, experts.gate_up[moe], experts.gate_up_params[moe], self._inner,
+            self._router, self._scale, self._octets, experts.gate_up[moe], experts.gate_up_params[moe], self._inner,
             self._chosen, self.routing[:, moe], self.counts[moe], self.step_index,
             self.weights.spec.routed_scaling, self.tuning.gate_up, self.pdl,
         )  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,7 +35,8 @@ class LoadReport:
     num_bytes: int
     seconds: float
     layer_s: tuple[float, ...]  # of every layer
-    open_s: float  # allocating, faulting in and page-locking, partly behind the copies
+    fault_s: float  # of faulting memory in, partly behind the copies
+    lock_s: float  # of page-locking it, likewise
     is_pinned: bool
 
     @property
@@ -46,7 +49,7 @@ def load_store(
 ) -> tuple[PinnedStore, LoadReport]:
     """Loads every routed expert, layer by layer, with progress on `console`.
 
-    The next layer's memory is opened while this one's payloads are computed and copied.
+    Memory is opened ahead, while payloads are computed and copied.
 
     Args:
         store: an empty store to fill, instead of one made with `pin`.
@@ -58,24 +61,10 @@ def load_store(
         store = PinnedStore(codec, spec.num_moe_layers, spec.num_experts, pin)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     ends = [time.perf_counter()]
-    open_s = 0.0
-
-    def open_layer() -> tuple[Tensor, float]:
-        begin = time.perf_counter()
-        return store.open_layer(), time.perf_counter() - begin
-
     try:
-        with (
-            ThreadPoolExecutor(1) as opener,
-            Progress(*columns, TimeRemainingColumn(), console=console) as progress,
-        ):
+        with _opened(store) as arenas, Progress(*columns, TimeRemainingColumn(), console=console) as progress:
             task = progress.add_task("load experts", total=store.num_bytes)
-            opening = opener.submit(open_layer)
-            for layer in range(spec.num_moe_layers):
-                arena, seconds = opening.result()
-                open_s += seconds
-                if layer + 1 < spec.num_moe_layers:
-                    opening = opener.submit(open_layer)
+            for layer, arena in enumerate(arenas):
                 _fill(arena, codec, *source.experts(layer))
                 ends.append(time.perf_counter())
                 progress.advance(task, store.layer_bytes)
@@ -83,7 +72,18 @@ def load_store(
         store.close()
         raise
     layer_s = tuple(end - begin for begin, end in itertools.pairwise(ends))
-    return store, LoadReport(store.num_bytes, ends[-1] - ends[0], layer_s, open_s, store.is_pinned)
+    return store, LoadReport(store.num_bytes, ends[-1] - ends[0], layer_s, store.fault_s, store.lock_s, store.is_pinned)
+
+
+@contextmanager
+def _opened(store: PinnedStore) -> Iterator[Iterator[Tensor]]:
+    """The store's arenas in order, opened by a thread of its own ahead of the caller."""
+    with ThreadPoolExecutor(1) as opener:
+        layers = [opener.submit(store.open_layer) for _ in range(store.num_layers)]
+        try:
+            yield (layer.result() for layer in layers)
+        finally:
+            opener.shutdown(cancel_futures=True)
 
 
 def _fill(arena: Tensor, codec: RawCodec, gate_up: Tensor, down: Tensor) -> None:

@@ -10,6 +10,7 @@ import logging
 import mmap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal, Protocol
 
 import torch
@@ -39,7 +40,12 @@ class CudaPageLocker:
     """cudaHostRegister of the framework's runtime."""
 
     def register(self, address: int, num_bytes: int) -> None:
-        _check(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+        try:
+            _check(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+        except OSError:
+            with suppress(RuntimeError):  # the runtime would report the refusal once more, to this thread's next kernel
+                torch.zeros(1, device="cuda")
+            raise
 
     def unregister(self, address: int) -> None:
         _check(torch.cuda.cudart().cudaHostUnregister(address))
@@ -55,6 +61,7 @@ class PinnedStore:
 
     Attributes:
         is_pinned: all open arenas are page-locked; copies from others are slower, and block the host.
+        fault_s, lock_s: time spent so far on faulting pages in, and on page-locking them.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class PinnedStore:
         self.num_layers = num_layers
         self.num_experts = num_experts
         self.is_pinned = pin != "off"
+        self.fault_s = self.lock_s = 0.0
         self._pin = pin
         self._locker = locker if locker is not None else CudaPageLocker()
         self._available_bytes = available_bytes
@@ -97,13 +105,17 @@ class PinnedStore:
             SpecterError: host memory is short, or page-locking is required and refused.
         """
         self._check_memory()
+        start = time.perf_counter()
         memory = mmap.mmap(-1, self.layer_bytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         arena = torch.frombuffer(memory, dtype=torch.uint8).view(self.num_experts, -1)
         arena.fill_(_POISON)  # faults every page in, on all threads
+        faulted = time.perf_counter()
         if self.is_pinned:
             self._lock(arena)
+        self.fault_s += faulted - start
+        self.lock_s += time.perf_counter() - faulted
         self._arenas.append(arena)
         return arena
 

@@ -7,11 +7,7 @@ an engine that loads experts meanwhile; the same kernels on the same buffers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specter.errors import SpecterError
@@ -171,9 +167,7 @@ class Target:
         is_moe = index >= spec.num_dense_layers
         inner = self.shared[:num_rows] if is_moe else self.dense[:num_rows]
         router = self.router[:num_rows] if is_moe else self.router[:num_rows, :0]
-        tiles.norm_gated(
-            attended, layer.wide, inner, router, self.scales[:num_rows], spec.norm_eps, tuning.wide, pdl
-        )
+        tiles.norm_gated(attended, layer.wide, inner, router, self.scales[:num_rows], spec.norm_eps, tuning.wide, pdl)
         if is_moe:
             grouped_mlp.route(router, self._routing(num_rows), spec.routed_scaling, pdl)
         else:
@@ -192,7 +186,8 @@ class Target:
         """Adds shared and routed experts of layer `index` to the residual stream, in rank order."""
         tiles.linear_combine(
             self.shared[:num_rows], self.weights.layers[index].down, self._stream(self._squares_done, num_rows),
-            self._next_gain(index), self.results[:num_rows], self.routing.weights[:num_rows], self.tuning.down, self.pdl,
+            self._next_gain(index), self.results[:num_rows], self.routing.weights[:num_rows], self.tuning.down,
+            self.pdl,
         )  # fmt: skip
 
     def choose(self, num_rows: int, num_outputs: int) -> None:
@@ -205,13 +200,9 @@ class Target:
     def _attend(self, index: int, rows: slice, position: Tensor) -> None:
         layer, heads, cache, pdl = self.weights.layers[index], self.heads, self.cache.latents[index], self.pdl
         queries = self.queries[rows]
-        mla.absorb(
-            heads, self.qkv[rows], layer.kv_b, layer.kv_norm, self.cache.rotary, position, queries, cache, pdl
-        )
+        mla.absorb(heads, self.qkv[rows], layer.kv_b, layer.kv_norm, self.cache.rotary, position, queries, cache, pdl)
         mla.attend(heads, queries, cache, position, self.partials, pdl)
-        mla.merge_and_project(
-            heads, self.partials, layer.kv_b, position, self.latents[rows], self.values[rows], pdl
-        )
+        mla.merge_and_project(heads, self.partials, layer.kv_b, position, self.latents[rows], self.values[rows], pdl)
 
     def _next_gain(self, index: int) -> Tensor:
         layers = self.weights.layers

@@ -11,14 +11,14 @@ from specter.kernels.device import Launch
 class DraftTuning:
     """One row. `down_codes`: INT4 channels per step of `down`."""
 
-    qkv: Launch = Launch(8, 1024)
-    out: Launch = Launch(4, 1024)
-    wide: Launch = Launch(4, 1024)
+    qkv: Launch = Launch(4, 1024, num_warps=2)
+    out: Launch = Launch(8, 1024, num_warps=8)
+    wide: Launch = Launch(2, 1024, num_warps=2)
     dense_down: Launch = Launch(4, 1024)
-    gate_up: Launch = Launch(8, 2048, num_warps=2)
-    down: Launch = Launch(8, 1024)
+    gate_up: Launch = Launch(8, 2048, num_warps=1)
+    down: Launch = Launch(4, 1024)
     down_codes: int = 4096
-    head: Launch = Launch(4, 2048)
+    head: Launch = Launch(2, 1024, num_warps=2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ must call `wait_previous` before it touches anything that an earlier kernel wrot
 "the previous one is complete" holds for all earlier ones too.
 """
 
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -53,20 +56,18 @@ def wait_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def inverse_rms(squares, rows, K: tl.constexpr, eps, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """1 / rms of rows [M] whose sums of squares lie in [T, BLOCKS]."""
+def load_squares(squares, rows, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Partial sums of squares of rows [M], out of [T, BLOCKS]; to be asked for early and summed late."""
     blocks = tl.arange(0, BLOCK_B)
-    at = squares + rows[:, None] * BLOCKS + blocks[None, :]
-    return tl.rsqrt(tl.sum(tl.load(at, mask=(blocks < BLOCKS)[None, :], other=0.0), axis=1) / K + eps)
+    return tl.load(squares + rows[:, None] * BLOCKS + blocks[None, :], mask=(blocks < BLOCKS)[None, :], other=0.0)
+
+
+@triton.jit
+def inverse_rms(squares, K: tl.constexpr, eps):
+    """1 / rms of rows [M] whose partial sums of squares are [M, BLOCK_B]."""
+    return tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
 
 
 @triton.jit
 def silu(x):
     return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def ranked_keys(probs, experts, BLOCK_E: tl.constexpr):
-    """Keys int64 that order as (weight descending, index ascending) does; all different, none negative."""
-    # The bits of a non-negative float order as integers do; the reversed index below them breaks ties.
-    return probs.to(tl.int32, bitcast=True).to(tl.int64) * BLOCK_E + (BLOCK_E - 1 - experts)

@@ -8,6 +8,9 @@ two launches with a slot table that names only the experts in it: every other ti
 of results [T, k, D] is written by exactly one program of one fixed configuration, whatever the wave holds.
 """
 
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import Launch, pow2, ranked_keys, silu, wait_previous
+from specter.kernels.device import Launch, pow2, silu, wait_previous
 from specter.kernels.mla import TILE
 
 _ROUTE_ROWS = 16  # rows that `route` takes at a time; one number, since it decides how sums are laid out
@@ -57,6 +60,13 @@ def max_tiles(num_rows: int, top_k: int, num_experts: int) -> int:
     return min(pairs, num_experts + pairs // TILE)
 
 
+@triton.jit
+def _ranked_keys(probs, experts, BLOCK_E: tl.constexpr):
+    """Keys int64 that order as (weight descending, index ascending) does; all different, none negative."""
+    # The bits of a non-negative float order as integers do; the reversed index below them breaks ties.
+    return probs.to(tl.int32, bitcast=True).to(tl.int64) * BLOCK_E + (BLOCK_E - 1 - experts)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _route(
     logits, chosen, weights, pairs, tile_experts, tile_sizes, num_tiles, T, scaling, E: tl.constexpr,
@@ -74,7 +84,7 @@ def _route(
         peak = tl.max(scores, axis=1)
         probs = tl.exp(scores - tl.where(real, peak, 0.0)[:, None])
         probs = probs / tl.where(real, tl.sum(probs, axis=1), 1.0)[:, None]
-        keys = ranked_keys(probs, experts[None, :], BLOCK_E)
+        keys = _ranked_keys(probs, experts[None, :], BLOCK_E)
         for rank in range(TOP_K):
             best = tl.max(keys, axis=1)
             expert = BLOCK_E - 1 - best % BLOCK_E
@@ -117,9 +127,9 @@ def route(logits: Tensor, routing: Routing, scaling: float, pdl: bool) -> None:
 
 @triton.jit
 def _gate_up(
-    x, scales, arena, slots, pairs, tile_experts, tile_sizes, num_tiles, inner, stride, D: tl.constexpr, F: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    x, scales, arena, slots, pairs, tile_experts, tile_sizes, num_tiles, inner, stride, D: tl.constexpr,
+    F: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = D % BLOCK_K == 0
     tile = tl.program_id(1)
@@ -195,7 +205,8 @@ def run_experts(
     """Runs the experts that `slots` names, on all their rows.
 
     Args:
-        x: [T, D], to be multiplied by scales fp32 [T]. arena: [num_slots, stride]. slots: int32 [E], -1 for an expert that is not in this wave.
+        x: [T, D], to be multiplied by scales fp32 [T]. arena: [num_slots, stride].
+        slots: int32 [E], -1 for an expert that is not in this wave.
         inner: [T * k, F] scratch. results: fp32 [T, k, D] out; rows of other experts stay as they are.
     """
     num_rows, hidden = x.shape

@@ -1,18 +1,22 @@
 """The draft's routed experts on one row: INT4 codes, all chosen experts of a layer in two launches.
 
-    words  int32 [E, N, K / 8]: code c of input channel 32 v + 4 j + i is slot j of word 4 v + i
-    scales int32 [E, N, K / group]: fp16 scale in the low half, zero point above it
+    words  int32 [E, N, K / 8]: the codes of eight neighbouring input channels, an octet, in the nibbles
+           0, 2, 4, 6, 1, 3, 5, 7
+    scales int32 [E, N, K / group]: scale in the low half, zero point above it, both fp16
     bytes per weight = 1/2 + 4/group
 
-Sixteen bytes of one row are 32 neighbouring channels of one group. Slot j lies at bits 4 j + 3 … (mod 32), so
-that by at most one rotation its four bits fall to bit 11, 15 or 19: under the exponent of 4096, 256 or 16 they
-*are* the float 4096 + c, 256 + c or 16 + c, one logical operation per code and no conversion. Per thread and
-group, sum s (c - z) x = s (sum f x - sum (f - c) x - z sum x), where the last two sums do not depend on the row.
+Converting every code to a float would take longer than reading it. So the row comes as `Octets`: 16-bit
+integers with one scale per octet, finer than BF16 wherever it matters, and codes meet them in integer dot
+products of pairs (dp2a), eight codes in seven instructions and without rounding. Sums start at the bits of
+1.5 * 2^23, which makes them floats as they are.
 
 `gate_up` routes too: every program recomputes the top-k of E logits, which is cheaper than one more launch.
 Router weights are multiplied into the inner activations, so that `down` is one sum over k * F channels; it
 takes the shared expert and the residual along, in a fixed order.
 """
+
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -24,24 +28,17 @@ import triton.language as tl
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.kernels.device import Launch, Stream, pow2, ranked_keys, silu, wait_previous
-from specter.kernels.skinny import VECTOR, add_to_stream, code_place, fold, load_chunk, load_vector
+from specter.kernels.device import Launch, Stream, pow2, silu, wait_previous
+from specter.kernels.octets import OCTET, Octets, store_octets
+from specter.kernels.skinny import VECTOR, load_channels, load_chunk, product, store_stream
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
 
-_WORD = 8  # codes
 _RUN = 32  # channels in 16 bytes of codes
-_SIXTEEN = 0x41800000  # the bits of 16.0
-
-
-def code_order(num_channels: int, device: torch.device | str = "cpu") -> Tensor:
-    """Where channel i lies in an activation that meets INT4 codes: int64 [num_channels]."""
-    at = torch.arange(num_channels, device=device)
-    return (at % _RUN // 4) * (num_channels // _WORD) + at // _RUN * 4 + at % 4
 
 
 def pack_matrices(matrices: Int4Matrices) -> tuple[Tensor, Tensor]:
-    """(words, params) of a batch of matrices [..., N, K]; see the module.
+    """(words, scales) of a batch of matrices [..., N, K]; see the module.
 
     Raises:
         SpecterError: K or the group is not a multiple of 32.
@@ -52,12 +49,10 @@ def pack_matrices(matrices: Int4Matrices) -> tuple[Tensor, Tensor]:
             f"INT4 groups of {matrices.group} in rows of {num_in} do not fit the fused kernel",
             "quantise with a group size that is a multiple of 32",
         )
-    runs = matrices.codes.unflatten(-1, (num_in // _RUN, _WORD, 4))  # [..., v, j, i]
-    shifts = torch.arange(_WORD, device=runs.device) * 4
-    words = (runs.long() << shifts[:, None]).sum(-2)  # [..., v, i]
-    rotated = (words << 3 | words >> 29) & 0xFFFFFFFF
-    params = matrices.scales.view(torch.int16).int() & 0xFFFF | matrices.zeros.int() << 16
-    return torch.where(rotated >= 2**31, rotated - 2**32, rotated).int().flatten(-2), params
+    shifts = torch.tensor([0, 8, 16, 24, 4, 12, 20, 28], device=matrices.codes.device)
+    words = (matrices.codes.unflatten(-1, (-1, OCTET)).long() << shifts).sum(-1)
+    scales = matrices.scales.view(torch.int16).int() & 0xFFFF | matrices.zeros.half().view(torch.int16).int() << 16
+    return torch.where(words >= 2**31, words - 2**32, words).int(), scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +73,9 @@ class PackedExperts:
             return torch.zeros(layers, experts, num_out, num_in // per, dtype=torch.int32, device=device)
 
         return cls(
-            room(wide, hidden, _WORD),
+            room(wide, hidden, OCTET),
             room(wide, hidden, min(group, hidden)),
-            room(hidden, spec.expert_inter, _WORD),
+            room(hidden, spec.expert_inter, OCTET),
             room(hidden, spec.expert_inter, min(group, spec.expert_inter)),
         )
 
@@ -105,68 +100,88 @@ def _choose(logits, rank, E: tl.constexpr, BLOCK_E: tl.constexpr):
     experts = tl.arange(0, BLOCK_E)
     scores = tl.load(logits + experts, mask=experts < E, other=float("-inf"))
     probs = tl.exp(scores - tl.max(scores, axis=0))
-    keys = ranked_keys(probs, experts, BLOCK_E)
-    best = tl.max(keys, axis=0)
+    probs = probs / tl.sum(probs, axis=0)
+    # The bits of a non-negative float order as integers do, and a warp finds a 32-bit integer's extreme in one step.
+    bits = probs.to(tl.int32, bitcast=True)
+    peak = tl.max(bits, axis=0)
+    best = tl.min(tl.where(bits == peak, experts, BLOCK_E), axis=0)
     for _ in range(rank):
-        best = tl.max(tl.where(keys < best, keys, -1), axis=0)
-    weight = (best // BLOCK_E).to(tl.int32).to(tl.float32, bitcast=True) / tl.sum(probs, axis=0)
-    return (BLOCK_E - 1 - best % BLOCK_E).to(tl.int32), weight
+        bits = tl.where(experts == best, -1, bits)
+        peak = tl.max(bits, axis=0)
+        best = tl.min(tl.where(bits == peak, experts, BLOCK_E), axis=0)
+    return best, peak.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _slot(words, sixteen, j: tl.constexpr):
-    """Float of slot j (0…7): its code plus 4096, 256 or 16.
-
-    sixteen: the bits of 16.0, at run time: a constant beside the constant mask would cost a second operation.
-    """
-    turned = words
-    if j < 2:
-        turned = (words << 12) | (words >> 20)
-    if j >= 5:
-        turned = (words >> 12) | (words << 20)
-    place: tl.constexpr = (j + 1) % 3  # bits 11, 15, 19
-    mask: tl.constexpr = 15 << (11 + 4 * place)
-    exponent = sixteen + ((8 - 4 * place) << 23)
-    return ((turned & mask) | exponent).to(tl.float32, bitcast=True)
+def _pair(codes, x, SHIFT: tl.constexpr):
+    """Two codes, bytes of `codes`, times the two 16-bit halves of x."""
+    return ((codes >> SHIFT) & 15) * ((x << 16) >> 16) + ((codes >> (SHIFT + 8)) & 15) * (x >> 16)
 
 
 @triton.jit
-def _scaled_sums(words, packed_scales, x, plane, sixteen):
+def _octet_sums(words, a, b, c, d, DP2A: tl.constexpr):
+    """Sum of code * value over the octet of every word, exact, as fp32; a…d: the octet's pairs of values."""
+    if DP2A:
+        bits = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, high, sum;
+            and.b32 low, $1, 0x0F0F0F0F;
+            shr.u32 high, $1, 4;
+            and.b32 high, high, 0x0F0F0F0F;
+            dp2a.lo.s32.u32 sum, $2, low, 0x4B400000;
+            dp2a.hi.s32.u32 sum, $3, low, sum;
+            dp2a.lo.s32.u32 sum, $4, high, sum;
+            dp2a.hi.s32.u32 $0, $5, high, sum;
+            }""",
+            "=r,r,r,r,r,r", [words, a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+        return bits.to(tl.float32, bitcast=True) - 12582912.0
+    low, high = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
+    return (_pair(low, a, 0) + _pair(low, b, 16) + _pair(high, c, 0) + _pair(high, d, 16)).to(tl.float32)
+
+
+@triton.jit
+def _load_octets(octets, scales, at, OCTETS: tl.constexpr):
+    """Pairs a…d and scales of the octets `at` [RUNS, 4]."""
+    a, b = tl.load(octets + at), tl.load(octets + OCTETS + at)
+    c, d = tl.load(octets + 2 * OCTETS + at), tl.load(octets + 3 * OCTETS + at)
+    return a, b, c, d, tl.load(scales + at)
+
+
+@triton.jit
+def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexpr):
     """Per run and row, sum of weight * x over the run's 32 channels: [RUNS, BLOCK_N].
 
     Runs come first because the compiler deals the lanes of a warp out from there: neighbouring lanes then read
     neighbouring runs of one row, and activations need no exchange between threads.
 
-    words: codes int32 [RUNS, BLOCK_N, 4]. packed_scales: int32 [RUNS, BLOCK_N].
-    x: pointers [RUNS, 4] to slot 0 of an activation in code order; `plane`: distance to the next slot.
+    words: codes int32 [RUNS, BLOCK_N, 4]. packed_scales: int32 [RUNS, BLOCK_N]. The rest: [RUNS, 4].
     """
-    words = words.to(tl.uint32, bitcast=True)
-    total = tl.zeros(words.shape, tl.float32)
-    plain = tl.zeros(x.shape, tl.float32)
-    biased = tl.zeros(x.shape, tl.float32)
-    for j in tl.static_range(8):
-        values = tl.load(x + j * plane).to(tl.float32)
-        total += _slot(words, sixteen, j) * values[:, None, :]
-        plain += values
-        biased += values * (4096 >> (4 * ((j + 1) % 3)))
+    ones = tl.full(a.shape, 0x11111111, tl.int32)
+    plain = tl.sum(_octet_sums(ones, a, b, c, d, DP2A) * x_scales, axis=1)
+    sums = _octet_sums(words, a[:, None, :], b[:, None, :], c[:, None, :], d[:, None, :], DP2A)
+    total = tl.sum(sums * x_scales[:, None, :], axis=2)
     scale = (packed_scales & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    zero = (packed_scales >> 16).to(tl.float32)
-    offset = tl.sum(biased, axis=1)[:, None] + zero * tl.sum(plain, axis=1)[:, None]
-    return scale * (tl.sum(total, axis=2) - offset)
+    zero = (packed_scales >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return scale * (total - zero * plain[:, None])
 
 
-@triton.jit(do_not_specialize=["sixteen"])
+@triton.jit
 def _gate_up(
-    logits, scale, x, words, packed_scales, inner, chosen, history, counts, step, scaling, sixteen,
-    F: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
+    logits, scale, x, x_scales, words, packed_scales, inner, inner_scales, chosen, history, counts, step, scaling,
+    F: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr,
+    STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+    DP2A: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     RUNS: tl.constexpr = D // 32
     rank = tl.program_id(1)
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, F - 1)
     lanes = tl.arange(0, 4)
+    octet_lanes = tl.minimum(tl.arange(0, BLOCK_R), RUNS - 1)[:, None] * 4 + lanes[None, :]
     wait_previous(PDL)
+    a, b, c, d, by = _load_octets(x, x_scales, octet_lanes, D // 8)
+    inverse = tl.load(scale)
     expert, weight = _choose(logits, rank, E, BLOCK_E)
     if tl.program_id(0) == 0:
         tl.store(chosen + rank, expert)
@@ -182,53 +197,59 @@ def _gate_up(
         runs = tl.minimum(runs, RUNS - 1)
         codes = (gate + runs[:, None] * 4)[:, :, None] + lanes[None, None, :]
         scales = gate_scales + (runs * G // RUNS)[:, None]
-        at = x + runs[:, None] * 4 + lanes[None, :]
         gate_codes, up_codes = tl.load(codes), tl.load(codes + F * RUNS * 4)
-        acc_gate += _scaled_sums(gate_codes, tl.load(scales, mask=inside, other=0), at, D // 8, sixteen)
-        acc_up += _scaled_sums(up_codes, tl.load(scales + F * G, mask=inside, other=0), at, D // 8, sixteen)
-    inverse = tl.load(scale)
+        gate_scale = tl.load(scales, mask=inside, other=0)
+        up_scale = tl.load(scales + F * G, mask=inside, other=0)
+        if r > 0:
+            a, b, c, d, by = _load_octets(x, x_scales, runs[:, None] * 4 + lanes[None, :], D // 8)
+        acc_gate += _weighted_sums(gate_codes, gate_scale, a, b, c, d, by, DP2A)
+        acc_up += _weighted_sums(up_codes, up_scale, a, b, c, d, by, DP2A)
     value = silu(tl.sum(acc_gate, axis=0) * inverse) * tl.sum(acc_up, axis=0) * (inverse * weight * scaling)
-    order = code_place(channels, TOP_K * F) + rank * (F // 8)
-    tl.store(inner + order, value.to(inner.dtype.element_ty), mask=channels < F)
+    first = rank * (F // 8)
+    octet = first + tl.program_id(0) * (BLOCK_N // 8)
+    store_octets(value, octet, inner, inner_scales, first + F // 8, TOP_K * F // 8, BLOCK_N)
 
 
 def gate_up(
-    logits: Tensor, scale: Tensor, x: Tensor, words: Tensor, packed_scales: Tensor, inner: Tensor, chosen: Tensor,
+    logits: Tensor, scale: Tensor, x: Octets, words: Tensor, packed_scales: Tensor, inner: Octets, chosen: Tensor,
     history: Tensor, counts: Tensor, step: Tensor, scaling: float, launch: Launch, pdl: bool,
 ) -> None:  # fmt: skip
-    """Routes, and runs gate and up of the chosen experts; `launch.block_k` counts channels.
+    """Routes, and runs gate and up of the chosen experts; `launch.block_n` is a multiple of 8.
 
     Args:
-        logits: fp32 [E]. scale: fp32 [1], multiplies x. x: [D] in code order.
+        logits: fp32 [E]. scale: fp32 [1], multiplies x. x: of D channels.
         words, packed_scales: of one layer, [E, 2F, …].
-        inner: [k * F] out, times the router's weights and `scaling`, in code order over k * F / 8 words per slot.
+        inner: of k * F channels, out: times the router's weights and `scaling`.
         chosen: int32 [k] out. history: [steps, k], gets them at row `step` (int32 [1]). counts: int32 [E], + 1 each.
     """
     num_experts, wide, num_words = words.shape
-    inter, top_k, num_in = wide // 2, chosen.shape[-1], num_words * _WORD
+    inter, top_k, num_in = wide // 2, chosen.shape[-1], num_words * OCTET
     _gate_up[(triton.cdiv(inter, launch.block_n), top_k)](
-        logits, scale, x, words, packed_scales, inner, chosen, history, counts, step, scaling, _SIXTEEN, F=inter,
-        D=num_in, E=num_experts, TOP_K=top_k, G=packed_scales.shape[-1], STEP_STRIDE=history.stride(0), BLOCK_E=pow2(num_experts),
-        BLOCK_N=launch.block_n, BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, PDL=pdl,
+        logits, scale, x.values.view(torch.int32), x.scales, words, packed_scales, inner.values, inner.scales, chosen,
+        history, counts, step, scaling, F=inter, D=num_in, E=num_experts, TOP_K=top_k, G=packed_scales.shape[-1],
+        STEP_STRIDE=history.stride(0), BLOCK_E=pow2(num_experts),
+        BLOCK_N=launch.block_n, BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, DP2A=words.is_cuda,
+        PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["sixteen"])
+@triton.jit
 def _down(
-    shared, shared_w, inner, words, packed_scales, chosen, x, gain, scaled, squares, sixteen, N: tl.constexpr,
+    shared, shared_w, inner, inner_scales, words, packed_scales, chosen, x, gain, scaled, squares, N: tl.constexpr,
     S: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr, DP2A: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     RUNS: tl.constexpr = F // 32  # per expert
     ALL_RUNS: tl.constexpr = TOP_K * RUNS
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, N - 1)
-    ks = tl.arange(0, BLOCK_K)
     lanes = tl.arange(0, 4)
     if S > 0:
-        first = load_chunk(shared_w, rows, ks, 0, S, BLOCK_K)
+        first = load_chunk(shared_w, rows, tl.arange(0, BLOCK_K), 0, S, BLOCK_K)
+    gains = load_channels(gain, channels, N)
     wait_previous(PDL)
+    value = load_channels(x, channels, N)
     acc = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     for r in tl.static_range(0, ALL_RUNS, BLOCK_R):
         runs = r + tl.arange(0, BLOCK_R)
@@ -237,21 +258,17 @@ def _down(
         expert = tl.load(chosen + runs // RUNS)
         codes = words + (expert * (N * RUNS * 4) + runs % RUNS * 4)[:, None] + rows[None, :] * (RUNS * 4)
         scales = packed_scales + (expert * (N * G) + runs % RUNS * G // RUNS)[:, None] + rows[None, :] * G
-        at = inner + runs[:, None] * 4 + lanes[None, :]
-        tile = tl.load(codes[:, :, None] + lanes[None, None, :])
-        acc += _scaled_sums(tile, tl.load(scales, mask=inside, other=0), at, ALL_RUNS * 4, sixteen)
-    result = tl.sum(acc, axis=0)
+        tile, scale = tl.load(codes[:, :, None] + lanes[None, None, :]), tl.load(scales, mask=inside, other=0)
+        a, b, c, d, by = _load_octets(inner, inner_scales, runs[:, None] * 4 + lanes[None, :], ALL_RUNS * 4)
+        acc += _weighted_sums(tile, scale, a, b, c, d, by, DP2A)
+    value += tl.sum(acc, axis=0)
     if S > 0:
-        dense = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
-        for k in tl.static_range(0, S, BLOCK_K):
-            tile = first if k == 0 else load_chunk(shared_w, rows, ks, k, S, BLOCK_K)
-            dense += fold(tile, load_vector(shared, ks, k, S, BLOCK_K), BLOCK_N, BLOCK_K, VECTOR)
-        result += tl.sum(dense, axis=1)
-    add_to_stream(result, x, gain, scaled, scaled, squares, channels, N, False)
+        value += product(first, shared, shared_w, rows, S, BLOCK_N, BLOCK_K, VECTOR)
+    store_stream(value, gains, x, scaled, squares, channels, N)
 
 
 def down(
-    shared: Tensor, shared_w: Tensor, inner: Tensor, words: Tensor, packed_scales: Tensor, chosen: Tensor,
+    shared: Tensor, shared_w: Tensor, inner: Octets, words: Tensor, packed_scales: Tensor, chosen: Tensor,
     stream: Stream, gain: Tensor, launch: Launch, block_codes: int, pdl: bool,
 ) -> None:  # fmt: skip
     """stream += W_shared · shared + the chosen experts' down projections of `inner` (see `gate_up`).
@@ -262,11 +279,11 @@ def down(
         block_codes: channels of codes per step.
     """
     _, hidden, num_words = words.shape
-    top_k, num_in, num_shared = chosen.shape[-1], num_words * _WORD, shared_w.shape[-1]
+    top_k, num_in, num_shared = chosen.shape[-1], num_words * OCTET, shared_w.shape[-1]
     _down[(triton.cdiv(hidden, launch.block_n),)](
-        shared, shared_w, inner, words, packed_scales, chosen, stream.x, gain, stream.scaled, stream.squares, _SIXTEEN,
-        N=hidden, S=num_shared, F=num_in, TOP_K=top_k, G=packed_scales.shape[-1], BLOCK_N=launch.block_n,
-        BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else VECTOR,
-        BLOCK_R=min(block_codes, pow2(top_k * num_in)) // _RUN, VECTOR=VECTOR, PDL=pdl,
+        shared, shared_w, inner.values.view(torch.int32), inner.scales, words, packed_scales, chosen, stream.x, gain,
+        stream.scaled, stream.squares, N=hidden, S=num_shared, F=num_in, TOP_K=top_k, G=packed_scales.shape[-1],
+        BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else VECTOR,
+        BLOCK_R=min(block_codes, pow2(top_k * num_in)) // _RUN, VECTOR=VECTOR, DP2A=words.is_cuda, PDL=pdl,
         num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip

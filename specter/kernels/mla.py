@@ -7,7 +7,13 @@
 Keys are split into `split` positions each; partial softmax sums are merged in split order. A row reads only
 the splits that it can see, and everything about a row depends on its own position alone: one launch
 configuration serves draft, plain decoding and verification, with the same bits per row.
+
+`position`, and the cache below it, must be complete before the pass's first kernel starts, which therefore must
+not be launched early: they are read without waiting for the previous kernel.
 """
+
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -86,6 +92,7 @@ def _absorb(
     real = (rows < T)[:, None]
     pid = tl.program_id(0)
     pairs = tl.arange(0, ROPE // 2)
+    at = tl.minimum(tl.load(position) + rows, capacity - 1)
     if pid < H * BLOCKS:
         head = pid // BLOCKS
         columns = pid % BLOCKS * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -97,7 +104,6 @@ def _absorb(
         out = queries + (rows[:, None] * H + head) * WIDTH
         tl.store(out + columns[None, :], absorbed.to(queries.dtype.element_ty), mask=real)
         if pid % BLOCKS == 0:
-            at = tl.minimum(tl.load(position) + rows, capacity - 1)
             angles = at[:, None] * (ROPE // 2) + pairs[None, :]
             q_pe = qkv + rows[:, None] * STRIDE + head * QK + NOPE + 2 * pairs[None, :]
             even = tl.load(q_pe, mask=real, other=0.0).to(tl.float32)
@@ -107,7 +113,6 @@ def _absorb(
             tl.store(out + LORA + 2 * pairs[None, :] + 1, odd.to(queries.dtype.element_ty), mask=real)
     else:
         wait_previous(PDL)
-        at = tl.minimum(tl.load(position) + rows, capacity - 1)
         latents = tl.arange(0, LORA)
         source = qkv + rows[:, None] * STRIDE + H * QK
         latent = tl.load(source + latents[None, :], mask=real, other=0.0).to(tl.float32)
@@ -184,8 +189,6 @@ def _attend(
 def attend(heads: Heads, queries: Tensor, cache: Tensor, position: Tensor, partials: Partials, pdl: bool) -> None:
     """Partial sums of row t over the cache up to position + t; splits beyond that are not written.
 
-    `position`, and the cache below it, must be complete before any kernel of the pass starts.
-
     Args:
         queries: [T, H, lora + rope]. cache: [positions, lora + rope].
     """
@@ -231,8 +234,8 @@ def _values(
     channels = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     latents = tl.arange(0, LORA)
     up_v = tl.load(kv_b + (head * (NOPE + V) + NOPE + channels)[:, None] * LORA + latents[None, :])
-    wait_previous(PDL)
     last = tl.load(position) // SPLIT
+    wait_previous(PDL)
     latent = _merged(sums, peaks, masses, 0, head, last, H, LORA, SPLITS, BLOCK_S, CHUNK)
     value = tl.sum(up_v.to(tl.float32) * latent[None, :], axis=1)
     tl.store(out + head * V + channels, value.to(out.dtype.element_ty))
@@ -254,8 +257,8 @@ def _merge(
     SPLIT: tl.constexpr, BLOCK_S: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
-    wait_previous(PDL)
     last = (tl.load(position) + row) // SPLIT
+    wait_previous(PDL)
     latent = _merged(sums, peaks, masses, row, head, last, H, LORA, SPLITS, BLOCK_S, CHUNK)
     tl.store(out + (row * H + head) * LORA + tl.arange(0, LORA), latent.to(out.dtype.element_ty))
 
@@ -286,7 +289,8 @@ def merge_and_project(
     num_rows, num_splits, block_v = out.shape[0], partials.sums.shape[1], min(heads.block_v, heads.v)
     _merge[(heads.num_heads, num_rows)](
         partials.sums, partials.peaks, partials.masses, position, latents, H=heads.num_heads, LORA=heads.lora,
-        SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=_CHUNK, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=_CHUNK, PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
     )  # fmt: skip
     _project[(heads.num_heads, heads.v // block_v, triton.cdiv(num_rows, TILE))](
         latents, kv_b, out, num_rows, H=heads.num_heads, NOPE=heads.nope, V=heads.v, LORA=heads.lora, BLOCK_M=TILE,

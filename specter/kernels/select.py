@@ -5,6 +5,9 @@ token = argmax(logits / T + Gumbel(seed, position)), ties to the lower token. Th
 fp32, the same for draft and target. bytes: one embedding row; logits fp32 [T, V].
 """
 
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -137,9 +140,7 @@ class Selection:
         self._scan(logits, position, pdl)
         self._decide(logits.shape[0], out, out, position, position, False, pdl)
 
-    def advance(
-        self, logits: Tensor, out: Tensor, feed: Tensor, position: Tensor, step: Tensor, pdl: bool
-    ) -> None:
+    def advance(self, logits: Tensor, out: Tensor, feed: Tensor, position: Tensor, step: Tensor, pdl: bool) -> None:
         """One row's token goes to out[step] and feed[0]; then position and step (int32 [1] each) move on by one."""
         self._scan(logits, position, pdl)
         self._decide(1, out, feed, position, step, True, pdl)

@@ -7,13 +7,17 @@ load; the first chunk is asked for before the previous kernel's results are wait
 registers until one reduction at the end. These kernels serve the draft, which needs no invariance of rows.
 """
 
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import Launch, Stream, inverse_rms, pow2, silu, wait_previous
+from specter.kernels.device import Launch, Stream, inverse_rms, load_squares, pow2, silu, wait_previous
+from specter.kernels.octets import Octets, store_octets
 
 VECTOR = 8  # channels that one thread sums before anything is exchanged
 
@@ -42,36 +46,28 @@ def fold(tile, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.const
 
 
 @triton.jit
-def code_place(channels, K: tl.constexpr):
-    """Where channels lie in an activation that meets INT4 codes (see `specter.kernels.int4_moe`)."""
-    return (channels % 32 // 4) * (K // 8) + channels // 32 * 4 + channels % 4
+def load_channels(x, channels, N: tl.constexpr):
+    """x [N] at `channels`, fp32, 0 beyond; asked for before a product so that it is there after it."""
+    return tl.load(x + channels, mask=channels < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def add_to_stream(
-    change, x, gain, scaled, in_codes, squares, channels, N: tl.constexpr, CODES: tl.constexpr
-):  # fmt: skip
-    """x [N] += change at `channels`, with what the next norm needs; see `Stream`."""
+def store_stream(value, gain, x, scaled, squares, channels, N: tl.constexpr):
+    """x [N] = value at `channels`, with what the next norm needs (see `Stream`); returns gain * value."""
     inside = channels < N
-    value = tl.load(x + channels, mask=inside, other=0.0) + change
     tl.store(x + channels, value, mask=inside)
     tl.store(squares + tl.program_id(0), tl.sum(tl.where(inside, value * value, 0.0), axis=0))
-    value *= tl.load(gain + channels, mask=inside, other=0.0).to(tl.float32)
-    value = value.to(scaled.dtype.element_ty)
-    tl.store(scaled + channels, value, mask=inside)
-    if CODES:
-        tl.store(in_codes + code_place(channels, N), value, mask=inside)
+    value *= gain
+    tl.store(scaled + channels, value.to(scaled.dtype.element_ty), mask=inside)
+    return value
 
 
 @triton.jit
-def _product(
-    x, w, rows, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    VECTOR: tl.constexpr, PDL: tl.constexpr,
+def product(
+    first, x, w, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr
 ):  # fmt: skip
-    """Rows `rows` of W times x, fp32 [BLOCK_N]; waits for the previous kernel."""
+    """Rows `rows` of W, of which `first` is the first chunk, times x: fp32 [BLOCK_N]."""
     ks = tl.arange(0, BLOCK_K)
-    first = load_chunk(w, rows, ks, 0, K, BLOCK_K)
-    wait_previous(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
         tile = first if k == 0 else load_chunk(w, rows, ks, k, K, BLOCK_K)
@@ -85,8 +81,11 @@ def _linear(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    result = _product(x, w, tl.minimum(channels, N - 1), N, K, BLOCK_N, BLOCK_K, VECTOR, PDL)
-    result *= inverse_rms(squares, tl.arange(0, 1), K, eps, BLOCKS, BLOCK_B)
+    rows = tl.minimum(channels, N - 1)
+    first = load_chunk(w, rows, tl.arange(0, BLOCK_K), 0, K, BLOCK_K)
+    wait_previous(PDL)
+    parts = load_squares(squares, tl.arange(0, 1), BLOCKS, BLOCK_B)
+    result = product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR) * inverse_rms(parts, K, eps)
     tl.store(out + channels, result.to(out.dtype.element_ty), mask=channels < N)
 
 
@@ -103,26 +102,34 @@ def norm_linear(stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Laun
 
 @triton.jit
 def _residual(
-    x, w, stream, gain, scaled, in_codes, squares, N: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr,
+    x, w, stream, gain, scaled, squares, octets, scales, N: tl.constexpr, K: tl.constexpr, OCTETS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    change = _product(x, w, tl.minimum(channels, N - 1), N, K, BLOCK_N, BLOCK_K, VECTOR, PDL)
-    add_to_stream(change, stream, gain, scaled, in_codes, squares, channels, N, CODES)
+    rows = tl.minimum(channels, N - 1)
+    first = load_chunk(w, rows, tl.arange(0, BLOCK_K), 0, K, BLOCK_K)
+    gains = load_channels(gain, channels, N)
+    wait_previous(PDL)
+    before = load_channels(stream, channels, N)
+    value = before + product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR)
+    value = store_stream(value, gains, stream, scaled, squares, channels, N)
+    if OCTETS:
+        store_octets(value, tl.program_id(0) * (BLOCK_N // 8), octets, scales, N // 8, N // 8, BLOCK_N)
 
 
 def linear_residual(
-    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, in_codes: Tensor | None, launch: Launch, pdl: bool
+    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, octets: Octets | None, launch: Launch, pdl: bool
 ) -> None:
     """stream += W · x: x [K], W [D, K]; scaled by the next norm's gain [D].
 
     Args:
-        in_codes: [D] also takes gain * x, in the order of INT4 codes.
+        octets: of D channels, also takes gain * x; `launch.block_n` is then a multiple of 8.
     """
     num_out, num_in = w.shape
     _residual[(triton.cdiv(num_out, launch.block_n),)](
-        x, w, stream.x, gain, stream.scaled, stream.scaled if in_codes is None else in_codes, stream.squares,
-        N=num_out, K=num_in, CODES=in_codes is not None, BLOCK_N=launch.block_n,
+        x, w, stream.x, gain, stream.scaled, stream.squares, stream.x if octets is None else octets.values,
+        stream.x if octets is None else octets.scales, N=num_out, K=num_in, OCTETS=octets is not None,
+        BLOCK_N=launch.block_n,
         BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, num_warps=launch.num_warps,
         launch_pdl=pdl,
     )  # fmt: skip
@@ -146,6 +153,8 @@ def _norm_gated(
     first_low = load_chunk(w, low, ks, 0, K, BLOCK_K)
     first_high = load_chunk(w, high, ks, 0, K, BLOCK_K)
     wait_previous(PDL)
+    lone = tl.arange(0, 1)
+    parts = load_squares(squares, lone, BLOCKS, BLOCK_B)
     acc_low = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     acc_high = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
@@ -154,8 +163,7 @@ def _norm_gated(
         values = load_vector(x, ks, k, K, BLOCK_K)
         acc_low += fold(tile_low, values, BLOCK_N, BLOCK_K, VECTOR)
         acc_high += fold(tile_high, values, BLOCK_N, BLOCK_K, VECTOR)
-    lone = tl.arange(0, 1)
-    inverse = inverse_rms(squares, lone, K, eps, BLOCKS, BLOCK_B)
+    inverse = inverse_rms(parts, K, eps)
     below, above = tl.sum(acc_low, axis=1) * inverse, tl.sum(acc_high, axis=1) * inverse
     if is_router:
         tl.store(logits + channels, below, mask=channels <= last)

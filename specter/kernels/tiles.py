@@ -8,13 +8,16 @@ multiplies a part of its own, and the warps' sums are joined once, in order: a c
 instructions would take longer than the bytes do.
 """
 
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import Launch, Stream, inverse_rms, pow2, silu, wait_previous
+from specter.kernels.device import Launch, Stream, inverse_rms, load_squares, pow2, silu, wait_previous
 from specter.kernels.mla import TILE
 
 
@@ -46,11 +49,12 @@ def _linear(
     channels = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     real, inside = rows < T, channels < N
     wait_previous(PDL)
+    square_parts = load_squares(squares, tl.where(real, rows, 0), BLOCKS, BLOCK_B)
     acc = tl.zeros((PARTS, BLOCK_M, BLOCK_N), tl.float32)
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         weights = load_parts(w, channels, k, inside, K, PARTS, BLOCK_K)
         acc = multiply(load_parts(x, rows, k, real, K, PARTS, BLOCK_K), weights, acc)
-    result = tl.sum(acc, axis=0) * inverse_rms(squares, tl.where(real, rows, 0), K, eps, BLOCKS, BLOCK_B)[:, None]
+    result = tl.sum(acc, axis=0) * inverse_rms(square_parts, K, eps)[:, None]
     at = rows[:, None] * N + channels[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
@@ -138,13 +142,14 @@ def _norm_gated(
     high = tl.where(is_router, tl.minimum(channels + BLOCK_N, last), low + F)
     everywhere = channels >= 0
     wait_previous(PDL)
+    square_parts = load_squares(squares, tl.where(real, rows, 0), BLOCKS, BLOCK_B)
     acc_low = tl.zeros((PARTS, BLOCK_M, BLOCK_N), tl.float32)
     acc_high = tl.zeros((PARTS, BLOCK_M, BLOCK_N), tl.float32)
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         values = load_parts(x, rows, k, real, K, PARTS, BLOCK_K)
         acc_low = multiply(values, load_parts(w, low, k, everywhere, K, PARTS, BLOCK_K), acc_low)
         acc_high = multiply(values, load_parts(w, high, k, everywhere, K, PARTS, BLOCK_K), acc_high)
-    inverse = inverse_rms(squares, tl.where(real, rows, 0), K, eps, BLOCKS, BLOCK_B)
+    inverse = inverse_rms(square_parts, K, eps)
     below, above = tl.sum(acc_low, axis=0) * inverse[:, None], tl.sum(acc_high, axis=0) * inverse[:, None]
     if is_router:
         router = logits + rows[:, None] * E + channels[None, :]

@@ -1,7 +1,7 @@
 """A narrow checkpoint seen at full size: the same function, every byte and flop of the wide model.
 
 Reads like a `Checkpoint`, tensor by tensor, so that a loader streams it layer by layer and nothing is held twice.
-Construction: docs/decisions and `specter.standin.isometry`. With the tiled layout norm gains stay in the norms and
+Construction: docs/decisions/0006 and `specter.standin.isometry`. With the tiled layout norm gains stay in the norms and
 all factors on quantised matrices are powers of two; with the random one gains are folded into the next matrix.
 """
 

@@ -1,4 +1,4 @@
-"""All INT4 backends of the bench compute the same thing, in Triton's interpreter."""
+"""All INT4 backends of the bench compute the same thing, in Triton's interpreter or on the device."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from specter.model.spec import ModelSpec
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import TINY
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPEC: ModelSpec = dataclasses.replace(
     TINY, hidden=64, expert_inter=32, num_layers=3, num_experts=4, top_k=2, routed_scaling=1.0
 )
@@ -26,16 +27,17 @@ def outputs() -> dict[str, torch.Tensor]:
     layers, experts = SPEC.num_moe_layers, SPEC.num_experts
     gate, up = (torch.randn(layers, experts, 32, 64, generator=generator) / 8 for _ in range(2))
     down = torch.randn(layers, experts, 64, 32, generator=generator) / 6
+    gate, up, down = gate.to(DEVICE), up.to(DEVICE), down.to(DEVICE)
     codes = [tuple(quantize_rtn(part[layer], 32) for part in (gate, up, down)) for layer in range(layers)]
-    packed = PackedExperts.empty(SPEC, 32, "cpu")
+    packed = PackedExperts.empty(SPEC, 32, DEVICE)
     codec = RawCodec(torch.float32, 32, 64)
-    arena = DeviceArena(layers * experts, codec)
+    arena = DeviceArena(layers * experts, codec, DEVICE)
     for layer, parts in enumerate(codes):
         packed.set_layer(layer, *parts)
         g, u, d = (part.dequantize() for part in parts)  # so that BF16 backends have the same weights
         arena.write_run(layer * experts, codec.pack(torch.cat((g, u), 1), d))
-    table = torch.arange(layers * experts, dtype=torch.int32).view(layers, -1)
-    rows = Rows.random(SPEC, torch.float32, "cpu")
+    table = torch.arange(layers * experts, dtype=torch.int32).view(layers, -1).to(DEVICE)
+    rows = Rows.random(SPEC, torch.float32, DEVICE)
     backends = Backends(SPEC, rows, packed, arena, table)
     chosen = [chosen_codes(parts, rows.chosen[layer]) for layer, parts in enumerate(codes)]  # type: ignore[arg-type]
     results = {}

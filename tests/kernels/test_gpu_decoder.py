@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers import TINY, Live, quantize, random_live, run_pass
 from torch import Tensor
 
 from specter.errors import SpecterError
@@ -22,6 +21,7 @@ from specter.kernels.int4_moe import PackedExperts
 from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ExpertId, ModelSpec
 from specter.quantize.int4 import Int4Matrices
+from tests.helpers import TINY, Live, quantize, random_live, run_pass
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CAPACITY = 64
@@ -30,11 +30,12 @@ SPEC = dataclasses.replace(
     rope_dim=16, v_dim=16, kv_lora=32,
 )  # fmt: skip
 # Few large blocks: the interpreter pays per program.
+LARGE, TILED = Launch(64, 128), Launch(64, 128, 4, 2)
 DRAFT = DraftTuning(
-    *(Launch(64, 128) for _ in range(4)), gate_up=Launch(32, 128), down=Launch(32, 64), down_codes=128,
+    qkv=LARGE, out=LARGE, wide=LARGE, dense_down=LARGE, gate_up=Launch(32, 128), down=Launch(32, 64), down_codes=128,
     head=Launch(128, 128),
 )  # fmt: skip
-TARGET = TargetTuning(*(Launch(64, 128, 4, 2) for _ in range(7)))
+TARGET = TargetTuning(TILED, TILED, TILED, TILED, TILED, TILED, TILED)
 
 
 @dataclass

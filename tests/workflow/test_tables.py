@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from harness import figures, tables
-from harness.drawing import half_widths, save
+from harness.drawing import Bars, save
 from harness.frames import caveats, provenance, spread_budgets
 from harness.page import MarkdownTable
 
@@ -66,9 +67,11 @@ def test_caveats_name_a_looping_text_and_a_model_that_fits(runs: pd.DataFrame) -
     assert "2 data sets × 2 inputs" in provenance(runs)
 
 
-def test_confidence_interval() -> None:
-    assert half_widths(pd.Series([3.0])) == 0.0
-    assert half_widths(pd.Series([1.0, 2.0, 3.0, 4.0, 5.0])) == pytest.approx(1.965, abs=0.005)
+def test_whiskers_reach_from_the_least_to_the_greatest_input() -> None:
+    mean, least, greatest = (pd.DataFrame({"a": values}) for values in ([2.0, 5.0], [1.0, 5.0], [4.0, 5.0]))
+    whiskers = Bars(mean, least, greatest).whiskers("a")
+    np.testing.assert_array_equal(whiskers, [[1.0, np.nan], [2.0, np.nan]])
+    assert Bars(mean).whiskers("a") is None
 
 
 def test_equal_figures_are_equal_files(runs: pd.DataFrame, tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""A row of activations as 16-bit integers, one scale per eight channels: what INT4 codes are multiplied with."""
+
+# mypy: disable-error-code=no-untyped-def
+# (the arguments of a kernel are typed by its launch)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+OCTET = 8  # channels whose codes share a word
+_LARGEST, _SMALLEST = 32767, 1e-30  # value and peak of an octet; as in `store_octets`
+
+
+@dataclass(frozen=True, slots=True)
+class Octets:
+    """A row of K channels as integers: channel 8 o + 2 p + h is values[p, o, h] * scales[o]."""
+
+    values: Tensor  # int16 [4, K / 8, 2]
+    scales: Tensor  # fp32 [K / 8]
+
+    @classmethod
+    def empty(cls, num_channels: int, device: torch.device | str) -> Octets:
+        num_octets = num_channels // OCTET
+        return cls(
+            torch.zeros(4, num_octets, 2, dtype=torch.int16, device=device), torch.zeros(num_octets, device=device)
+        )
+
+    @classmethod
+    def of(cls, x: Tensor) -> Octets:
+        """What a kernel makes of x [K]."""
+        octets = x.float().view(-1, OCTET)
+        scales = octets.abs().amax(1).clamp(min=_SMALLEST) / _LARGEST
+        values = (octets / scales[:, None] + 0.5).floor().to(torch.int16)
+        return cls(values.view(-1, 4, 2).transpose(0, 1).contiguous(), scales)
+
+    def decode(self) -> Tensor:
+        """x fp32 [K]."""
+        return (self.values.transpose(0, 1).flatten(1).float() * self.scales[:, None]).flatten()
+
+
+@triton.jit
+def store_octets(x, octet, octets, scales, limit, OCTETS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Stores x fp32 [BLOCK_N] as the octets from `octet` on, up to `limit`; OCTETS: octets of the whole row."""
+    parts = tl.reshape(x, (BLOCK_N // 8, 8))
+    scale = tl.maximum(tl.max(tl.abs(parts), axis=1), 1e-30) / 32767.0
+    values = tl.floor(parts / scale[:, None] + 0.5).to(tl.int16)
+    at, lanes = octet + tl.arange(0, BLOCK_N // 8), tl.arange(0, 8)
+    place = (lanes // 2 * (2 * OCTETS) + lanes % 2)[None, :] + at[:, None] * 2
+    tl.store(octets + place, values, mask=(at < limit)[:, None])
+    tl.store(scales + at, scale, mask=at < limit)
