@@ -1,4 +1,4 @@
-"""Launch choices of every kernel, as measured on the named machine (docs/LOG.md tells how they were found)."""
+"""Launch choices of every kernel, found by measurement (docs/LOG.md)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class TargetTuning:
     experts_down: Launch = Launch(64, 128, 4, 4)
 
 
-# Found on an NVIDIA H200; good for any Hopper GPU, correct on all.
+# Found on an NVIDIA H200; correct on any GPU. TARGET was measured as a whole; DRAFT's choices are each the best of
+# their kernel alone, and have yet to be measured together (docs/LOG.md).
 DRAFT = DraftTuning()
 TARGET = TargetTuning()
