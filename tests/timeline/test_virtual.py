@@ -6,11 +6,11 @@ import random
 import time
 
 import pytest
-from event_simulator import Command, simulate
 
 from specter.timeline.base import LaneTotals, Timeline, Work
 from specter.timeline.hardware import Hardware
 from specter.timeline.virtual import VirtualEvent, VirtualTimeline
+from tests.timeline.event_simulator import Command, simulate
 
 
 def nothing() -> None:
