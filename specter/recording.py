@@ -85,9 +85,7 @@ class Recording:
                 for index, position in enumerate(positions)
             ]
         except (SafetensorError, KeyError, OSError, ValueError) as error:
-            raise SpecterError(
-                f"{path} is not a recording: {error}", "delete it: it will be made anew"
-            ) from None
+            raise SpecterError(f"{path} is not a recording: {error}", "delete it: it will be made anew") from None
         return cls(passes, meta)
 
 
