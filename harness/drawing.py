@@ -17,7 +17,14 @@ from matplotlib.figure import Figure
 matplotlib.use("Agg")
 plt.style.use(Path(__file__).with_name("specter.mplstyle"))
 
-COLOURS = {"specter": "#0072B2", "lru": "#E69F00", "on_demand": "#9a9a9a", "resident": "#009E73"}
+COLOURS = {
+    "specter": "#0072B2",
+    "specter_no_prefetch": "#56B4E9",
+    "lru": "#E69F00",
+    "lru_same_bytes": "#D55E00",
+    "on_demand": "#9a9a9a",
+    "resident": "#009E73",
+}
 MODES = {"greedy": "#56B4E9", "seeded": "#0072B2", "teacher-forced": "#D55E00"}
 PAPER = "#222222"  # published values
 WIDE, NARROW = 7.2, 4.0  # inches: two columns, one column

@@ -43,7 +43,7 @@ def _by_dataset(frame: pd.DataFrame, column: str) -> Bars:
 
 def _budget_title(frame: pd.DataFrame, budget: str) -> str:
     rows = frame[(frame["budget"] == budget) & frame["uses_budget"]]
-    return f"{budget} ({rows['experts_per_layer'].iloc[0]:g} experts per layer)"
+    return f"{budget} ({rows['experts_per_layer'].min():g} experts per layer)"
 
 
 def _tier_panels(frame: pd.DataFrame) -> tuple[list[str], list[str]]:
@@ -83,7 +83,7 @@ def tpot(frames: Frames) -> Figure:
 def speedup(frames: Frames) -> Figure:
     frame = spread_budgets(frames["main"])
     samplings, budgets = _tier_panels(frame)
-    baselines = [name for name in ("lru", "on_demand") if name in set(frame["system"])]
+    baselines = [name for name in ("lru", "lru_same_bytes", "on_demand") if name in set(frame["system"])]
     cells = {f"{budget}, {sampling}": (budget, sampling) for budget in budgets for sampling in samplings}
     colours = dict(zip(cells, ["#0072B2", "#7fb8d8", "#D55E00", "#f0b27a"], strict=False))
     figure, axes = panels(1, len(baselines), WIDE, 2.3)
@@ -225,27 +225,24 @@ def k_sweep(frames: Frames) -> Figure:
 def budget_sweep(frames: Frames) -> Figure:
     frame = frames["budget_sweep"]
     figure, ((times, hits),) = panels(1, 2, WIDE, 2.3)
-    for system in ("specter", "lru"):
-        mine = frame[frame["system"] == system].groupby("experts_per_layer").mean(numeric_only=True)
-        times.plot(mine.index, mine["tpot_ms"], "o-", color=COLOURS[system], label=SYSTEMS[system])
-        times.plot(
-            mine.index,
-            mine["floor_trace_ms"],
-            "--",
-            color=COLOURS[system],
-            lw=0.9,
-            label=f"floor_trace of {SYSTEMS[system]}",
-        )
-        hits.plot(mine.index, mine["hit_rate"] * 100, "o-", color=COLOURS[system], label=SYSTEMS[system])
-    for system in ("on_demand", "resident"):
+    slots = frame[frame["system"] == "specter"].groupby("budget")["experts_per_layer"].first()  # what a budget buys
+    ticks = sorted(slots.unique())
+    for system in in_order(frame.loc[frame["uses_budget"], "system"].unique().tolist(), SYSTEMS):
         mine = frame[frame["system"] == system]
-        if len(mine):
-            times.axhline(mine["tpot_ms"].mean(), color=COLOURS[system], lw=1, label=SYSTEMS[system])
+        mine = mine.groupby(mine["budget"].map(slots)).mean(numeric_only=True)
+        times.plot(mine.index, mine["tpot_ms"], "o-", color=COLOURS[system], label=SYSTEMS[system], ms=3)
+        if system in ("specter", "lru"):
+            label = f"floor_trace of {SYSTEMS[system]}"
+            times.plot(mine.index, mine["floor_trace_ms"], "--", color=COLOURS[system], lw=0.9, label=label)
+        if system != "on_demand":
+            hits.plot(mine.index, mine["hit_rate"] * 100, "o-", color=COLOURS[system], ms=3)
+    ceiling = frame.loc[~frame["uses_budget"], "tpot_ms"]
+    if len(ceiling):
+        times.axhline(ceiling.mean(), color=COLOURS["resident"], lw=1, label=SYSTEMS["resident"])
     times.set_ylabel("TPOT (ms per token)")
     hits.set_ylabel("hit rate (%)")
     for panel in (times, hits):
         panel.set_xscale("log", base=2)
-        ticks = sorted(frame.loc[frame["uses_budget"], "experts_per_layer"].unique())
         panel.set_xticks(ticks, ["2 slots" if tick < 1 else "" if tick == 48 else f"{tick:g}" for tick in ticks])
         panel.minorticks_off()
         panel.set_ylim(bottom=0)
@@ -262,7 +259,7 @@ def hardware(frames: Frames) -> Figure:
     figure, axes = panels(1, len(budgets), WIDE, 2.3, sharey=True)
     order = in_order(frame["system"].unique().tolist(), SYSTEMS)
     for panel, budget in zip(axes[0], budgets, strict=True):
-        part = frame[frame["budget"] == budget]
+        part = frame[(frame["budget"] == budget) & frame["fits_device"].astype(bool)]
         means = part.groupby(["hardware", "system"])["tpot_ms"].mean().unstack()[order]
         means = means.loc[in_order(means.index.tolist(), HARDWARE)]
         bars = Bars(means).renamed([titled(HARDWARE, name).replace(", ", "\n") for name in means.index])

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-SYSTEMS = {"specter": "Specter", "lru": "LRU", "on_demand": "on demand", "resident": "resident (all on GPU)"}
+SYSTEMS = {
+    "specter": "Specter",
+    "specter_no_prefetch": "Specter, no prefetch",
+    "lru": "LRU",
+    "lru_same_bytes": "LRU, equal bytes",
+    "on_demand": "on demand",
+    "resident": "resident (all on GPU)",
+}
 DATASETS = {
     "gsm8k": "GSM8K",
     "humaneval": "HumanEval",
@@ -111,6 +118,16 @@ def caveats(frame: pd.DataFrame) -> list[str]:
         notes.append(
             f"The whole model fits {' / '.join(titled(HARDWARE, name) for name in machines)} without offloading."
         )
+    if {"specter", "lru"} <= set(frame.get("system", ())):
+        draft_gb = frame.loc[frame["system"] == "specter", "device_draft_bytes"].iloc[0] / 1e9
+        notes.append(
+            f"Systems have equal slots for 16-bit experts; Specter holds {draft_gb:.1f} GB of INT4 draft beside them"
+            + (", which “LRU, equal bytes” spends on slots." if "lru_same_bytes" in set(frame["system"]) else ".")
+        )
+    if "fits_device" in frame:
+        beyond = frame.loc[~frame["fits_device"].astype(bool), ["system", "hardware"]].drop_duplicates()
+        for row in beyond.itertuples():
+            notes.append(f"{titled(SYSTEMS, row.system)} does not fit {titled(HARDWARE, row.hardware)}.")
     grams = frame.groupby("sampling")["distinct_4grams"].mean()
     for sampling, share in grams[grams < LOOPING].items():
         notes.append(f"The {sampling} text repeats itself (distinct 4-grams {share:.2f}), which flatters hit rates.")

@@ -10,11 +10,10 @@ import torch
 import yaml
 
 from harness.jobs import progress_bar, run_job, steps, write_json
-from harness.recordings import load_tokenizer
 from specter.config import RunConfig, from_values
 from specter.errors import SpecterError
 from specter.live import LiveModel
-from specter.prompts import encode, prompt_text, warmup_text
+from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.run import write_run
 
 COMPARED = ("rounds.jsonl", "metrics.json")
@@ -25,6 +24,14 @@ def sample(directories: list[Path], num_checks: int) -> list[Path]:
     ordered = sorted(directories, key=lambda path: (path.name, path.parent.name))
     step = max(1, len(ordered) // num_checks)
     return ordered[step // 2 :: step][:num_checks]
+
+
+def choose(runs: dict[Path, RunConfig], num_checks: int) -> list[Path]:
+    """Half of the sample prefetches, half does not; all of it has a finite budget, so that slots are displaced."""
+    bounded = {path: config for path, config in runs.items() if config.system.eviction != "resident"}
+    planned = [path for path, config in bounded.items() if config.system.planner != "none"]
+    others = [path for path in bounded if path not in set(planned)]
+    return sample(planned, num_checks - num_checks // 2) + sample(others, num_checks // 2)
 
 
 def read_config(directory: Path) -> RunConfig:
@@ -38,7 +45,7 @@ def main() -> None:
     parser.add_argument("replays", type=Path, nargs="+")
     arguments = parser.parse_args()
     runs = [path for replay in arguments.replays for path in sorted(replay.iterdir()) if path.is_dir()]
-    chosen = sample(runs, arguments.num_checks)
+    chosen = choose({path: read_config(path) for path in runs}, arguments.num_checks)
     configs = [read_config(path) for path in chosen]
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     torch.set_num_threads(drafting.threads)

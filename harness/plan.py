@@ -33,10 +33,13 @@ RECORDER = {"name": "recorder", "planner": "none", "eviction": "resident"}
 # Everything that decides a recording's tokens and routing.
 LIVE_CODE = (
     "specter/model/*.py",
-    "specter/kernels/*.py",
+    "specter/kernels/__init__.py",
+    "specter/kernels/reference.py",
     "specter/quantize/gptq_format.py",
     "specter/quantize/int4.py",
     "specter/speculation/*.py",
+    "specter/experts/slots.py",
+    "specter/experts/store.py",
     "specter/engine.py",
     "specter/live.py",
     "specter/prompts.py",
@@ -202,7 +205,7 @@ class Matrix:
                 input=index,
             )
             for system in self.systems
-            for budget in (self.budgets if system["eviction"] == "lru" else self.budgets[:1])
+            for budget in (self.budgets if system["eviction"] != "resident" else self.budgets[:1])
             for sampling in self.samplings
             for hardware in self.hardware
             for k in (self.ks if system["speculative"] else self.ks[:1])

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from harness.jobs import progress_bar, run_job, steps
 from harness.plan import Live, ProbePlan, probe_plan
-from harness.recordings import Entry, load_tokenizer, read_manifest
+from harness.recordings import Entry, read_manifest
 from specter.config import RunConfig, from_values
 from specter.live import LiveModel
 from specter.metrics import distinct_4grams
 from specter.probes.routing import acceptance, decoded_routing, generated_matches, match, union_sizes
 from specter.probes.teacher import force
-from specter.prompts import shipped_texts
+from specter.prompts import load_tokenizer, shipped_texts
 from specter.recording import Recording
 
 HELD_OUT = Path("data/prompts/heldout.jsonl")

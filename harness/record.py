@@ -9,9 +9,10 @@ from pathlib import Path
 
 from harness.jobs import progress_bar, run_job, steps, write_whole
 from harness.plan import Live, live_of, live_plan
-from harness.recordings import Entry, RecordingStore, Text, load_tokenizer, manifest_text, texts
+from harness.recordings import Entry, RecordingStore, Text, manifest_text, texts
 from specter.config import RunConfig
 from specter.errors import SpecterError
+from specter.prompts import load_tokenizer
 from specter.recording import Recording
 
 NOTES = "notes.json"

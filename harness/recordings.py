@@ -11,13 +11,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from harness.plan import LIVE_CODE, Live
 from specter.config import RunConfig
-from specter.errors import SpecterError
 from specter.prompts import encode, prompt_text, warmup_text
 from specter.recording import Recording
 
@@ -49,13 +49,6 @@ def texts(config: RunConfig, tokenizer: Tokenizer) -> tuple[Text, Text]:
     )
 
 
-def load_tokenizer(config: RunConfig) -> Tokenizer:
-    path = Path(config.model.tokenizer)
-    if not path.is_file():
-        raise SpecterError(f"no tokenizer at {path}", "run from the root of the repository, or correct model.tokenizer")
-    return Tokenizer.from_file(str(path))
-
-
 class RecordingStore:
     """The recordings of one model, draft and state of the code, under `root`."""
 
@@ -64,6 +57,7 @@ class RecordingStore:
         for directory in (config.model.checkpoint, config.model.quantized):
             for path in sorted(Path(directory).glob("*.safetensors")):
                 digest.update(path.read_bytes())
+        digest.update(version("torch").encode())
         for path in sorted(path for pattern in LIVE_CODE for path in Path().glob(pattern)):
             digest.update(path.read_bytes())
         self.origin = digest.hexdigest()[:16]

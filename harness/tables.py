@@ -68,7 +68,7 @@ def main_table(frames: Frames) -> Table:
         part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
         block = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()[systems]
         block.columns = [f"{titled(SYSTEMS, name).partition(' (')[0]} (ms)" for name in systems]
-        for baseline in ("lru", "on_demand"):
+        for baseline in [name for name in ("lru", "lru_same_bytes", "on_demand") if name in systems]:
             times = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()
             block[f"× {titled(SYSTEMS, baseline)}"] = times[baseline] / times["specter"]
         mine = part[part["system"] == "specter"].groupby("dataset").mean(numeric_only=True)
@@ -225,7 +225,7 @@ def _sweep(frame: pd.DataFrame, key: str, order: Sequence[str], names: dict[str,
 
 def budget_sweep(frames: Frames) -> Table:
     frame = spread_budgets(frames["budget_sweep"])
-    per_layer = frame[frame["uses_budget"]].groupby("budget")["experts_per_layer"].first()
+    per_layer = frame[frame["uses_budget"]].groupby("budget")["experts_per_layer"].min()
     frame["experts per layer"] = frame["budget"].map(per_layer)
     table = _sweep(frame, "experts per layer", [], {}, "Cache budget")
     formatted = [f"{float(value):.3g}" for value in table.frame["experts per layer"]]

@@ -26,7 +26,7 @@ def row(directory: Path) -> dict[str, Any]:
         "charged_as": config["model"]["charged_as"],
         "system": config["system"]["name"],
         "speculative": config["system"]["speculative"],
-        "uses_budget": config["system"]["eviction"] == "lru",
+        "uses_budget": config["system"]["eviction"] != "resident",
         "budget": named,
         "dataset": config["dataset"]["name"],
         "sampling": config["sampling"]["kind"],

@@ -22,6 +22,7 @@ rule quantize:
     # INT4 experts by GPTQ, as an AutoGPTQ directory. One for all scales.
     input:
         checkpoint,
+        "data/standins/calibration.safetensors",
         code("specter/quantize/*.py", "specter/model/*.py"),
     output:
         directory("results/quantized/{model}/{method}"),

@@ -14,6 +14,7 @@ from specter.experts.eviction import Eviction, LruEviction, layer_quotas
 from specter.experts.planner import Planner, ThreePhasePlanner
 from specter.experts.residency import Residency
 from specter.experts.transfer import Mover, Transfer, move_nothing
+from specter.metrics import device_bytes
 from specter.model.base import Model
 from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec, read_spec
 from specter.speculation.accept import Sampler
@@ -72,6 +73,8 @@ def num_slots(config: RunConfig, costs: CostModel) -> int:
             f"the budget holds {slots} experts of {costs.payload_bytes} bytes, fewer than {MIN_SLOTS} slots",
             f"give at least budget.num_bytes={MIN_SLOTS * costs.payload_bytes}",
         )
+    if config.system.takes_draft_bytes:
+        slots += device_bytes(costs, 0, is_speculative=True)["draft_bytes"] // costs.payload_bytes
     return min(slots, num_experts)
 
 

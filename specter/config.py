@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ class SystemConfig:
     speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
     planner: str  # "three_phase" or "none"
     eviction: str  # "lru", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
+    takes_draft_bytes: bool = False  # has slots, too, for the bytes of the INT4 draft that it does not hold
 
 
 @dataclass
@@ -111,6 +113,16 @@ def validate(config: RunConfig) -> RunConfig:
     if config.system.planner != "none" and not config.system.speculative:
         raise SpecterError(
             f"system.planner={config.system.planner} needs a draft to look ahead", "set system.speculative=true"
+        )
+    if config.system.takes_draft_bytes and config.system.speculative:
+        raise SpecterError(
+            "system.takes_draft_bytes is set for a system that holds the draft", "set system.speculative=false"
+        )
+    if not all(math.isfinite(number) for number in (config.budget.experts_per_layer or 0, config.sampling.temperature)):
+        raise SpecterError(
+            f"budget.experts_per_layer={config.budget.experts_per_layer}, "
+            f"sampling.temperature={config.sampling.temperature}",
+            "give finite numbers",
         )
     for key, least in (("max_new_tokens", 1), ("prompt_tokens", 0), ("input", 0), ("warmup_tokens", 0), ("threads", 1)):
         if getattr(config, key) < least:

@@ -7,7 +7,7 @@ chooses what to prefetch, the cache knows what is where, and the timeline knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -118,6 +118,8 @@ class Engine:
         draft_end_ns = self.timeline.now_ns()
 
         joined = batches[-1][-1:] if batches and self.planner and self.planner.joins_before_verify else ()
+        if joined:
+            self.cache.note_join()
         tokens = [context.last_token, *(proposal.token for proposal in proposals)]
         outputs = self.target_pass(tokens, context.last_position, num_outputs=len(tokens), after=joined)
         verdict = self.verify(proposals, outputs, len(context.tokens))
@@ -190,7 +192,7 @@ class Engine:
                 self.planner.observe_copies((len(batch) - 1) * self.costs.payload_bytes, copy_ms)
 
     def _window(self) -> _Window:
-        return _Window(self.timeline.now_ns(), self.timeline.totals(), self.cache.counters.minus(CacheCounters()))
+        return _Window(self.timeline.now_ns(), self.timeline.totals(), replace(self.cache.counters))
 
     def _record(self, index: int, begin: _Window, draft_end_ns: int, draft_len: int, verdict: Verdict) -> RoundRecord:
         end = self._window()

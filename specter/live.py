@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,18 +12,37 @@ from rich.progress import Progress
 
 from specter.build import build_costs, num_slots
 from specter.config import RunConfig, SystemConfig
+from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.model.checkpoint import Checkpoint
 from specter.model.decoder import Decoder, DecoderWeights
 from specter.model.invariance import invariance_check
 from specter.model.spec import ExpertId
+from specter.quantize.cli import REPORT_FILE
 from specter.quantize.gptq_format import read_directory
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import build_sampler
 
 PLAIN = SystemConfig(name="resident", speculative=False, planner="none", eviction="resident")
 DTYPE = torch.float32  # what a CPU computes in; the checkpoint's int8 or BF16 values are exact in it
+
+
+def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
+    """What the draft's report says it was made from: "this checkpoint", or "unknown" where there is no report.
+
+    Raises:
+        SpecterError: it was made from another checkpoint.
+    """
+    report = directory / REPORT_FILE
+    if not report.is_file():
+        return "unknown"
+    if json.loads(report.read_text())["checkpoint"]["sha256"] != checkpoint.digest():
+        raise SpecterError(
+            f"the draft in {directory} was made from another checkpoint than {checkpoint.directory}",
+            f"make it anew: python -m specter.quantize checkpoint={checkpoint.directory} out={directory}",
+        )
+    return "this checkpoint"
 
 
 @dataclass(slots=True)
@@ -46,7 +66,11 @@ class LiveModel:
         """
         checkpoint = Checkpoint.open(config.model.checkpoint)
         spec = checkpoint.spec
-        draft = read_directory(Path(config.model.quantized), spec) if config.system.speculative else None
+        notes = {"checkpoint_digest": checkpoint.digest()}
+        draft = None
+        if config.system.speculative:
+            notes["draft_origin"] = check_draft_origin(Path(config.model.quantized), checkpoint)
+            draft = read_directory(Path(config.model.quantized), spec)
         codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
         moe_layers = progress.track(range(spec.num_moe_layers), description="load experts")
         store = ExpertStore(codec, (checkpoint.experts(layer) for layer in moe_layers))
@@ -54,8 +78,7 @@ class LiveModel:
         arena = SlotArena(spec.num_experts, codec)
         decoder = Decoder(spec, weights, arena, draft, config.tile_rows, config.kv_capacity)
         report = invariance_check(decoder)
-        notes = {"checkpoint_digest": checkpoint.digest(), "rowwise": str(report.rowwise)}
-        return cls(decoder, store, notes)
+        return cls(decoder, store, notes | {"rowwise": str(report.rowwise)})
 
     def run(
         self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None

@@ -30,6 +30,18 @@ def prompt_text(config: RunConfig) -> str:
     return text
 
 
+def load_tokenizer(config: RunConfig) -> Tokenizer:
+    """The model's tokenizer. Raises SpecterError naming a file that is missing or is none."""
+    path = Path(config.model.tokenizer)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exceptions
+        raise SpecterError(
+            f"model.tokenizer={path} is not a tokenizer: {error}",
+            "give a tokenizer.json; run from the repository's root",
+        ) from None
+
+
 def warmup_text() -> str:
     """The text whose continuation warms the expert cache before every input."""
     if not WARMUP_PATH.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -16,15 +17,14 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer
 
 from specter.build import build_costs, check_paths, num_slots
-from specter.config import RunConfig, from_values, to_yaml
+from specter.config import RunConfig, from_values, to_dict, to_yaml
 from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.live import LiveModel
 from specter.progress import make_progress
-from specter.prompts import encode, prompt_text, warmup_text
+from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.session import OnCommit, RunResult
 from specter.timeline.trace import write_chrome_trace
 
@@ -39,6 +39,13 @@ def run_id(config: RunConfig) -> str:
     elif config.budget.num_bytes is not None:
         budget = f"{config.budget.num_bytes}bytes"
     return f"{config.system.name}-{source}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
+
+
+def adhoc_directory(config: RunConfig) -> Path:
+    """Where a single run is written: its name, and a digest of everything else that decides its result."""
+    values = {key: value for key, value in to_dict(config).items() if key not in ("results", "trace")}
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    return Path(config.results) / f"{run_id(config)}-{digest}"
 
 
 def environment(config: RunConfig, notes: dict[str, str]) -> dict[str, str]:
@@ -61,6 +68,7 @@ def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict
     rounds = (json.dumps(dataclasses.asdict(record)) for record in result.generation.rounds)
     (directory / "config.yaml").write_text(to_yaml(config))
     (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
+    (directory / "trace.json").unlink(missing_ok=True)
     (directory / "rounds.jsonl").write_text("".join(line + "\n" for line in rounds))
     if result.trace is not None:
         write_chrome_trace(directory / "trace.json", result.trace, {"run": run_id(config)})
@@ -110,14 +118,19 @@ def summary(config: RunConfig, result: RunResult) -> Table:
 
 def run(config: RunConfig, console: Console) -> None:
     """Runs one configuration live, writes its directory, prints text and summary."""
-    directory = Path(config.results) / run_id(config)
+    directory = adhoc_directory(config)
     check_paths(config)
     num_slots(config, build_costs(config))
     check_writable(directory)
-    tokenizer = Tokenizer.from_file(config.model.tokenizer)
+    tokenizer = load_tokenizer(config)
     prompt = encode(tokenizer, prompt_text(config), config)
     warmup = encode(tokenizer, warmup_text(), config)
     check_length(len(prompt), config.max_new_tokens, config.kv_capacity)
+    if len(warmup) + config.warmup_tokens > config.kv_capacity:
+        raise SpecterError(
+            f"warmup_tokens={config.warmup_tokens} after {len(warmup)} tokens exceed kv_capacity={config.kv_capacity}",
+            f"use warmup_tokens <= {config.kv_capacity - len(warmup)}, or a larger kv_capacity",
+        )
     with make_progress(console) as progress:
         live = LiveModel.load(config, progress)
         # Warm-up, the run itself, and plain decoding to compare with.

@@ -1,7 +1,7 @@
 """The expert cache: residency, eviction and transfer put together, for the verification and for prefetching.
 
-Words: prefetch (before need), fetch (somebody waits); hit (resident when the router asked), late hit (still
-on its way), miss (absent).
+Words: prefetch (before need), fetch (somebody waits); hit (resident when needed), late hit (still on its way), miss
+(absent). The need is the router's word; for a planner that joins before verification, it is the join.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class ExpertCache:
 
     def prefetch(self, plan: Plan) -> list[Event]:
         """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched."""
+        self._protected.clear()  # this plan's word on what matters replaces the last one's
         for expert in plan.protect:
             self._protected[expert.layer].add(expert)
         copies = []
@@ -82,6 +83,11 @@ class ExpertCache:
             copies.append(self._start_load(slot, is_prefetch=True))
             self.counters.num_prefetched += 1
         return copies
+
+    def note_join(self) -> None:
+        """Verification is about to wait for all copies under way: whoever uses one of them finds it late."""
+        for slot in self.residency.slots:
+            slot.is_late = slot.state is State.LOADING and not self._has_arrived(slot)
 
     # -- at need -------------------------------------------------------------------------------
 
@@ -98,17 +104,20 @@ class ExpertCache:
         hits: list[Slot] = []
         arriving: deque[Slot] = deque()
         missing: deque[ExpertId] = deque()
+        num_late = 0
         for expert in wanted:
             slot = self.residency.find(expert)
             if slot is None:
                 missing.append(expert)
                 continue
             self.residency.pin(slot)
-            (hits if self._has_arrived(slot) else arriving).append(slot)
+            has_arrived = self._has_arrived(slot)
+            (hits if has_arrived else arriving).append(slot)
+            num_late += slot.is_late or not has_arrived
             self.counters.num_prefetched_used += slot.is_prefetch
-            slot.is_prefetch = False
-        self.counters.num_hits += len(hits)
-        self.counters.num_late_hits += len(arriving)
+            slot.is_prefetch = slot.is_late = False
+        self.counters.num_hits += len(hits) + len(arriving) - num_late
+        self.counters.num_late_hits += num_late
         self.counters.num_misses += len(missing)
         self._fetch(missing, arriving)
         if hits:

@@ -32,6 +32,7 @@ class Slot:
     ready: Event | None = None  # end of the copy that fills it
     last_use: Event | None = None  # end of the last compute that read it
     is_prefetch: bool = False  # filled before need and not used since
+    is_late: bool = False  # verification had to wait for its copy
 
 
 class Residency:
@@ -88,5 +89,5 @@ class Residency:
         if slot is None or slot.pins:
             raise ValueError(f"{expert} is {'absent' if slot is None else 'pinned'} and cannot be evicted")
         del self._slot_of[expert]
-        slot.expert, slot.state, slot.is_prefetch = None, State.ABSENT, False
+        slot.expert, slot.state, slot.is_prefetch, slot.is_late = None, State.ABSENT, False, False
         self._free.append(slot)

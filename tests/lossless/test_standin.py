@@ -12,8 +12,7 @@ from baselines import lru, on_demand, resident
 from harness.plan import compose
 from specter.config import BudgetConfig, SystemConfig
 from specter.live import LiveModel
-from specter.prompts import prompt_text
-from specter.run import encode
+from specter.prompts import encode, prompt_text
 from tests.helpers import open_live
 
 CONFIG = compose(["warmup_tokens=0"])

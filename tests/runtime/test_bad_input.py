@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from rich.console import Console
 
+from baselines import lru, on_demand, resident
 from specter import run
 from specter.config import from_values, to_dict
 from specter.errors import SpecterError
+from specter.live import check_draft_origin
+from specter.model.checkpoint import Checkpoint
 
 CONF = str(Path("conf").absolute())
 DRAFT = "model.quantized=conf"  # some directory that exists: loading never comes to it
@@ -56,6 +60,10 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         (["model.checkpoint=no/such/place"], "no/such/place does not exist", "correct the path"),
         (["model.quantized=no/draft"], "no/draft does not exist", "python -m specter.quantize"),
         (["model.charged_as=gpt"], "'gpt' is unknown", "deepseek_v2_lite"),
+        (["model.tokenizer=README.md"], "README.md is not a tokenizer", "tokenizer.json"),
+        (["warmup_tokens=400"], "warmup_tokens=400", "warmup_tokens <="),
+        (["budget.experts_per_layer=nan"], "experts_per_layer=nan", "finite"),
+        (["system.takes_draft_bytes=true"], "takes_draft_bytes", "speculative=false"),
         (["results=/proc/nowhere"], "/proc/nowhere/.* cannot be written", "results="),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -79,6 +87,29 @@ def test_unknown_and_missing_keys_are_named():
 def test_a_resolved_config_reads_back_unchanged():
     config = from_values(values("system=lru", "sampling=seeded", "budget=low"))
     assert from_values(to_dict(config)) == config
+
+
+def test_single_runs_that_differ_are_written_apart():
+    overrides = [[], ["prompt=A"], ["prompt=B"], ["k=8"], ["sampling=seeded"], ["sampling=seeded", "sampling.seed=1"]]
+    directories = {run.adhoc_directory(from_values(values(*one))) for one in overrides}
+    assert len(directories) == len(overrides)
+    assert run.adhoc_directory(from_values(values("trace=true"))) in directories
+
+
+def test_a_draft_of_another_checkpoint_is_refused(tmp_path: Path):
+    checkpoint = Checkpoint.open("data/standins/deepseek_v2_lite")
+    assert check_draft_origin(tmp_path, checkpoint) == "unknown"
+    report = tmp_path / "quantization.json"
+    report.write_text(json.dumps({"checkpoint": {"sha256": checkpoint.digest()}}))
+    assert check_draft_origin(tmp_path, checkpoint) == "this checkpoint"
+    report.write_text(json.dumps({"checkpoint": {"sha256": "0" * 64}}))
+    with pytest.raises(SpecterError, match="made from another checkpoint"):
+        check_draft_origin(tmp_path, checkpoint)
+
+
+@pytest.mark.parametrize("baseline", [lru, on_demand, resident], ids=lambda module: module.SYSTEM.name)
+def test_a_rival_is_the_system_that_the_workflow_runs(baseline):
+    assert from_values(values(f"system={baseline.SYSTEM.name}")).system == baseline.SYSTEM
 
 
 def test_the_command_line_shows_one_screen_and_fails():

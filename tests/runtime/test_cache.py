@@ -111,3 +111,21 @@ def test_contents_are_restored_with_their_recency():
     other.cache.place(contents)
     assert other.cache.contents() == contents
     assert other.timeline.totals().num_copies == 0
+
+
+def test_a_join_makes_what_it_waits_for_late():
+    """With a planner that joins before verification, whoever is still on its way then is late, though it arrives."""
+    bench = Bench(8)
+    copies = bench.cache.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
+    bench.timeline.wait(copies[0])
+    bench.cache.note_join()
+    bench.timeline.wait(copies[1])
+    assert bench.verify(0, [1, 2]) == [[1, 2]]
+    assert (bench.cache.counters.num_hits, bench.cache.counters.num_late_hits) == (1, 1)
+
+
+def test_the_next_plan_replaces_the_protections_of_the_last():
+    bench = Bench(2)
+    bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
+    bench.cache.prefetch(Plan([], [ExpertId(0, 0)]))
+    assert len(bench.cache.prefetch(Plan([ExpertId(0, 1)], []))) == 1

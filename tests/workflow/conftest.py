@@ -75,7 +75,9 @@ class Checkout:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    """The environment of a shell, without what tests of kernels set for themselves."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture

@@ -49,16 +49,19 @@ def recordings(root: Path) -> dict[str, int]:
 
 def test_a_killed_run_resumes(checkout: Checkout) -> None:
     add_tiny_scale(checkout.root)
-    killed = subprocess.Popen(
-        checkout.command(MANIFEST),
-        cwd=checkout.root,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    log = checkout.root / "killed.log"
+    with log.open("w") as output:
+        killed = subprocess.Popen(
+            checkout.command(MANIFEST),
+            cwd=checkout.root,
+            env=environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     deadline = time.monotonic() + 120
-    while len(recordings(checkout.root)) < 3 and killed.poll() is None and time.monotonic() < deadline:
+    while len(recordings(checkout.root)) < 3 and time.monotonic() < deadline:
+        assert killed.poll() is None, log.read_text()[-4000:]
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()

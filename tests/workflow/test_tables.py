@@ -25,10 +25,11 @@ def run(system: str, dataset: str, index: int, tpot_ms: float) -> dict[str, obje
                "over_floor_ideal", "device_total_bytes", "floor_ideal_ms")  # fmt: skip
     return dict.fromkeys(numbers, 1.0) | {
         "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "system": system,
-        "speculative": speculative, "uses_budget": system in ("specter", "lru"), "budget": "high", "dataset": dataset,
+        "speculative": speculative, "uses_budget": system != "resident", "budget": "high", "dataset": dataset,
         "sampling": "seeded", "temperature": 0.7, "hardware": "a100_40gb_pcie4", "k": 16 if speculative else 0,
         "input": index, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 0.95,
-        "experts_per_layer": 16.0, "fits_without_offloading": True, "tpot_ms": tpot_ms, "floor_trace_ms": 4.0,
+        "experts_per_layer": 16.0, "fits_without_offloading": True, "fits_device": True, "device_draft_bytes": 7.4e9,
+        "tpot_ms": tpot_ms, "floor_trace_ms": 4.0,
         "acceptance": 0.9 if speculative else None, "mean_accepted_len": 8.0 if speculative else None,
     }  # fmt: skip
 
@@ -62,8 +63,11 @@ def test_systems_without_a_budget_stand_beside_every_budget(runs: pd.DataFrame) 
 
 
 def test_caveats_name_a_looping_text_and_a_model_that_fits(runs: pd.DataFrame) -> None:
-    assert len(caveats(runs)) == 1
-    assert "distinct 4-grams 0.50" in caveats(runs.assign(distinct_4grams=0.5))[1]
+    assert len(caveats(runs)) == 2
+    assert "equal slots" in caveats(runs)[1] and "7.4 GB" in caveats(runs)[1]
+    assert "distinct 4-grams 0.50" in caveats(runs.assign(distinct_4grams=0.5))[2]
+    beyond = runs.assign(fits_device=runs["system"] != "resident")
+    assert caveats(beyond)[2] == "resident (all on GPU) does not fit A100 40 GB, PCIe 4.0."
     assert "2 data sets × 2 inputs" in provenance(runs)
 
 
