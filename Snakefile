@@ -1,7 +1,7 @@
 # The artifact as one graph: quantize -> probe -> record -> replay -> live_check -> tidy -> figures, tables, report.
 #
 #   snakemake --cores 1 all                          scale laptop (the default)
-#   snakemake --cores 1 --config scale=paper all     another scale
+#   snakemake --cores 1 --config scale=paper -- all     another scale
 #   snakemake --cores 1 smoke                        every stage once, for CI
 import sys
 from pathlib import Path

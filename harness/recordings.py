@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from harness.plan import LIVE_CODE, Live
 from specter.config import RunConfig
+from specter.errors import SpecterError
 from specter.prompts import encode, prompt_text, warmup_text
 from specter.recording import Recording
 
@@ -55,7 +56,7 @@ class RecordingStore:
     def __init__(self, root: Path, config: RunConfig) -> None:
         digest = hashlib.sha256()
         for directory in (config.model.checkpoint, config.model.quantized):
-            for path in sorted(Path(directory).glob("*.safetensors")):
+            for path in sorted([Path(directory) / "config.json", *Path(directory).glob("*.safetensors")]):
                 digest.update(path.read_bytes())
         digest.update(version("torch").encode())
         for path in sorted(path for pattern in LIVE_CODE for path in Path().glob(pattern)):
@@ -93,4 +94,9 @@ def read_manifest(path: Path) -> tuple[dict[Live, Entry], dict[str, str]]:
 
 def load_entry(entry: Entry) -> tuple[Recording, Recording]:
     """The recording of a run and that of its warm-up."""
-    return Recording.load(Path(entry.recording)), Recording.load(Path(entry.warmup))
+    try:
+        return Recording.load(Path(entry.recording)), Recording.load(Path(entry.warmup))
+    except SpecterError as error:
+        raise SpecterError(
+            error.what, "delete it and the manifests that name it (results/<scale>/manifests), and run again"
+        ) from None

@@ -16,6 +16,10 @@ def checkpoint(wildcards):
     return sorted(str(path) for path in Path(model_config(wildcards).checkpoint).glob("*") if path.is_file())
 
 
+def tokenizer(wildcards):
+    return model_config(wildcards).tokenizer
+
+
 def quantized(wildcards):
     return model_config(wildcards).quantized
 

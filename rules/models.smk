@@ -45,6 +45,7 @@ rule probe:
         quantized,
         code(*plan.LIVE_CODE, "specter/probes/*.py", "harness/probe.py"),
         "data/prompts/heldout.jsonl",
+        tokenizer,
         manifests=lambda wildcards: manifests(wildcards, "main"),
     output:
         "results/{scale}/probe/{model}.parquet",

@@ -9,6 +9,7 @@ rule record:
         quantized,
         rules.preflight.output,
         prompts,
+        tokenizer,
         code(*plan.LIVE_CODE, "harness/record.py"),
     output:
         "results/{scale}/manifests/{experiment}/{model}/{dataset}.json",

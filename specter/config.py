@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -114,6 +115,9 @@ def validate(config: RunConfig) -> RunConfig:
         raise SpecterError(
             f"system.planner={config.system.planner} needs a draft to look ahead", "set system.speculative=true"
         )
+    num_cores = os.cpu_count() or 1
+    if config.threads > num_cores:
+        raise SpecterError(f"threads={config.threads} on {num_cores} cores", f"use threads <= {num_cores}")
     if config.system.takes_draft_bytes and config.system.speculative:
         raise SpecterError(
             "system.takes_draft_bytes is set for a system that holds the draft", "set system.speculative=false"

@@ -60,7 +60,11 @@ def shipped_texts(path: Path) -> list[str]:
     if not path.is_file():
         raise SpecterError(f"no prompts at {path}", "run from the root of the repository, or correct dataset.path")
     texts = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise SpecterError(f"{path} is not UTF-8: {error}", "save it as UTF-8") from None
+    for number, line in enumerate(lines, start=1):
         try:
             texts.append(str(json.loads(line)["text"]))
         except (json.JSONDecodeError, KeyError, TypeError):

@@ -48,11 +48,19 @@ def adhoc_directory(config: RunConfig) -> Path:
     return Path(config.results) / f"{run_id(config)}-{digest}"
 
 
+def commit() -> str:
+    """The commit of the working directory; "unknown" without git or outside a repository."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
 def environment(config: RunConfig, notes: dict[str, str]) -> dict[str, str]:
     """What the run ran on. No times of day, so that the same run leaves the same files."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "commit": commit or "unknown",
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -68,7 +76,8 @@ def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict
     rounds = (json.dumps(dataclasses.asdict(record)) for record in result.generation.rounds)
     (directory / "config.yaml").write_text(to_yaml(config))
     (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
-    (directory / "trace.json").unlink(missing_ok=True)
+    for stale in ("metrics.json", "trace.json"):
+        (directory / stale).unlink(missing_ok=True)
     (directory / "rounds.jsonl").write_text("".join(line + "\n" for line in rounds))
     if result.trace is not None:
         write_chrome_trace(directory / "trace.json", result.trace, {"run": run_id(config)})
@@ -109,6 +118,8 @@ def summary(config: RunConfig, result: RunResult) -> Table:
     table.add_row("stall", number("stall_ms", " ms"), "distinct 4-grams", number("distinct_4grams"))
     total, capacity = metrics["device_total_bytes"] / 1e9, config.hardware.device_memory_bytes / 1e9
     table.add_row("device memory", f"{total:.1f} of {capacity:.1f} GB", "slots", str(metrics["num_slots"]))
+    if not metrics["fits_device"]:
+        table.add_row("note", "this does NOT fit this device", "", "")
     if metrics["fits_without_offloading"]:
         table.add_row("note", "this model fits this device without offloading", "", "")
     agrees = {True: "equal, bit for bit", False: "DIFFERENT", None: "not comparable (rejection sampling)"}
@@ -124,6 +135,9 @@ def run(config: RunConfig, console: Console) -> None:
     check_writable(directory)
     tokenizer = load_tokenizer(config)
     prompt = encode(tokenizer, prompt_text(config), config)
+    whole = len(tokenizer.encode(prompt_text(config)).ids)
+    if len(prompt) < whole:
+        console.print(f"prompt cut to its first {len(prompt)} of {whole} tokens (prompt_tokens=0 keeps it whole)")
     warmup = encode(tokenizer, warmup_text(), config)
     check_length(len(prompt), config.max_new_tokens, config.kv_capacity)
     if len(warmup) + config.warmup_tokens > config.kv_capacity:
@@ -154,6 +168,8 @@ def main(values: DictConfig) -> None:
         config = from_values(values)
         torch.set_num_threads(config.threads)
         run(config, console)
+    except KeyboardInterrupt:
+        sys.exit("interrupted: nothing of this run was written")
     except SpecterError as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -112,6 +112,9 @@ class ModelSpec:
             "attention_bias": (False, None),
             "hidden_act": ("silu", None),
             "tie_word_embeddings": (False, None),
+            "norm_topk_prob": (False, None),
+            "scoring_func": ("softmax", None),
+            "moe_layer_freq": (1, None),
         }
         for key, allowed in unsupported.items():
             if config.get(key) not in allowed:
@@ -138,7 +141,7 @@ class ModelSpec:
                     mscale_all_dim=float(scaling.get("mscale_all_dim", 0.0)),
                     original_max_positions=int(scaling["original_max_position_embeddings"]),
                 )
-            return cls(
+            spec = cls(
                 name=name,
                 vocab=config["vocab_size"],
                 hidden=config["hidden_size"],
@@ -159,10 +162,28 @@ class ModelSpec:
                 max_positions=int(config.get("max_position_embeddings", 4096)),
                 rope=rope,
             )
+            spec._check_sizes()
+            return spec
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SpecterError(
+                f"{name}: config.json has a value of the wrong type: {error}", "use the checkpoint's own config.json"
+            ) from None
         except KeyError as missing:
             raise SpecterError(
                 f"{name}: config.json lacks {missing}", "use the config.json that came with the checkpoint"
             ) from None
+
+    def _check_sizes(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "num_dense_layers" else 1
+            if field.type == "int" and (type(value) is not int or value < least):
+                raise SpecterError(f"{self.name}: config.json gives {field.name} as {value!r}", "give a whole number")
+        if not 1 <= self.top_k <= self.num_experts:
+            raise SpecterError(
+                f"{self.name}: config.json asks for {self.top_k} of {self.num_experts} experts",
+                "num_experts_per_tok must be between 1 and n_routed_experts",
+            )
 
     def to_config(self) -> dict[str, Any]:
         """The hub `config.json` of this spec; `from_config` reads it back unchanged."""
@@ -218,7 +239,13 @@ def read_spec(directory: Path) -> ModelSpec:
     path = directory / "config.json"
     if not path.is_file():
         raise SpecterError(f"no config.json in {directory}", "give a checkpoint directory in hub format")
-    return ModelSpec.from_config(json.loads(path.read_text()), name=directory.name)
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise SpecterError(f"{path} is not JSON: {error}", "get the checkpoint's config.json anew") from None
+    if not isinstance(config, dict):
+        raise SpecterError(f"{path} holds no JSON object", "get the checkpoint's config.json anew")
+    return ModelSpec.from_config(config, name=directory.name)
 
 
 # The published model. Source: config.json of deepseek-ai/DeepSeek-V2-Lite.
