@@ -126,8 +126,8 @@ def caveats(frame: pd.DataFrame) -> list[str]:
         )
     if "fits_device" in frame:
         beyond = frame.loc[~frame["fits_device"].astype(bool), ["system", "hardware"]].drop_duplicates()
-        for row in beyond.itertuples():
-            notes.append(f"{titled(SYSTEMS, row.system)} does not fit {titled(HARDWARE, row.hardware)}.")
+        for system, machine in beyond.to_numpy().tolist():
+            notes.append(f"{titled(SYSTEMS, system)} does not fit {titled(HARDWARE, machine)}.")
     grams = frame.groupby("sampling")["distinct_4grams"].mean()
     for sampling, share in grams[grams < LOOPING].items():
         notes.append(f"The {sampling} text repeats itself (distinct 4-grams {share:.2f}), which flatters hit rates.")
