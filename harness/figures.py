@@ -75,7 +75,7 @@ def tpot(frames: Frames) -> Figure:
             panel.set_title(f"{_budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
         row[0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if len(labels) < 6 else 4)
     footer(figure, "\n".join([f"{provenance(frame)}. {SPREAD}.", *caveats(frame)]))
     return figure
 
@@ -86,8 +86,8 @@ def speedup(frames: Frames) -> Figure:
     baselines = [name for name in ("lru", "lru_same_bytes", "on_demand") if name in set(frame["system"])]
     cells = {f"{budget}, {sampling}": (budget, sampling) for budget in budgets for sampling in samplings}
     colours = dict(zip(cells, ["#0072B2", "#7fb8d8", "#D55E00", "#f0b27a"], strict=False))
-    figure, axes = panels(1, len(baselines), WIDE, 2.3)
-    for panel, baseline in zip(axes[0], baselines, strict=True):
+    figure, axes = panels(len(baselines), 1, WIDE, 1.5 * len(baselines) + 0.3)
+    for (panel,), baseline in zip(axes, baselines, strict=True):
         means, least, greatest = {}, {}, {}
         for name, (budget, sampling) in cells.items():
             part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
@@ -99,10 +99,10 @@ def speedup(frames: Frames) -> Figure:
         table = pd.DataFrame(means)
         extent = (pd.DataFrame(found).reindex(table.index) for found in (least, greatest))
         bars = Bars(table, *extent).renamed([titled(DATASETS, name) for name in table.index])
-        grouped_bars(panel, bars, colours, {name: name for name in cells}, "{:.2f}", rotation=90)
+        grouped_bars(panel, bars, colours, {name: name for name in cells}, "{:.2f}")
         panel.axhline(1, color="black", lw=0.8)
         panel.set_title(f"Specter against {titled(SYSTEMS, baseline)}")
-    axes[0][0].set_ylabel("speed-up (×)")
+        panel.set_ylabel("speed-up (×)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     stated = f"{provenance(frame)}. Speed-up: ratio of mean TPOTs. {SPREAD}, of the ratio per input."
