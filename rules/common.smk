@@ -17,7 +17,9 @@ def checkpoint(wildcards):
 
 
 def tokenizer(wildcards):
-    return model_config(wildcards).tokenizer
+    """The model's tokenizer, if it is there (see `checkpoint`)."""
+    path = model_config(wildcards).tokenizer
+    return [path] if Path(path).is_file() else []
 
 
 def quantized(wildcards):
