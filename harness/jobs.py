@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from specter.errors import SpecterError
+from specter.progress import make_progress
 
 Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 15.0
@@ -29,15 +30,8 @@ def run_job(main: Callable[[], None]) -> None:
 
 def progress_bar() -> Progress:
     """A bar on standard error, shown on a terminal only (standard output goes to the rule's log)."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     console = Console(stderr=True)
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    return make_progress(console, disable=not console.is_terminal)
 
 
 def steps(items: Sequence[Item], description: str, progress: Progress) -> Iterator[Item]:

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-def make_progress(console: Console) -> Progress:
-    """A bar with count, time passed and time left."""
+def make_progress(console: Console, disable: bool = False) -> Progress:
+    """A bar with count, time passed and time left; nothing is drawn if `disable`."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -15,4 +15,5 @@ def make_progress(console: Console) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
+        disable=disable,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -48,6 +49,7 @@ def adhoc_directory(config: RunConfig) -> Path:
     return Path(config.results) / f"{run_id(config)}-{digest}"
 
 
+@functools.cache  # a job writes hundreds of runs
 def commit() -> str:
     """The commit of the working directory; "unknown" without git or outside a repository."""
     command = ["git", "rev-parse", "HEAD"]
@@ -134,8 +136,9 @@ def run(config: RunConfig, console: Console) -> None:
     num_slots(config, build_costs(config))
     check_writable(directory)
     tokenizer = load_tokenizer(config)
-    prompt = encode(tokenizer, prompt_text(config), config)
-    whole = len(tokenizer.encode(prompt_text(config)).ids)
+    text = prompt_text(config)
+    prompt = encode(tokenizer, text, config)
+    whole = len(tokenizer.encode(text).ids)
     if len(prompt) < whole:
         console.print(f"prompt cut to its first {len(prompt)} of {whole} tokens (prompt_tokens=0 keeps it whole)")
     warmup = encode(tokenizer, warmup_text(), config)
