@@ -28,7 +28,7 @@ class RetainEviction:
     """
 
     keeps = True
-    DECAY = 0.7
+    DECAY = 0.7  # swept from 0 to 0.95, flat between 0.5 and 0.8: decision 0007
 
     def __init__(self, quotas: Sequence[int], num_experts: int, num_staging: int, decay: float = DECAY) -> None:
         self._scores = np.zeros((len(quotas), num_experts))
