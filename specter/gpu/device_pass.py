@@ -40,6 +40,6 @@ class DevicePass:
         self._target.combine(layer, self._num_rows)
 
     def outputs(self) -> list[Output]:
-        """Logits fp32 [V] of the last rows: views that the next pass overwrites."""
+        """Logits fp32 [num_tokens] of the last rows, without padding: views that the next pass overwrites."""
         self._target.choose(self._num_rows, self._num_outputs)
-        return list(self._target.logits[: self._num_outputs].unbind(0))
+        return list(self._target.logits[: self._num_outputs, : self._target.weights.num_tokens].unbind(0))

@@ -56,6 +56,18 @@ def wait_previous(PDL: tl.constexpr):
 
 
 @triton.jit
+def wait_then_release(PDL: tl.constexpr):
+    """As `wait_previous`, but the next kernel starts only after the wait of every program of this one.
+
+    What was written before the previous kernel is then complete when the next one starts, and may be read there
+    without waiting (past the L1, which may hold older bytes).
+    """
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def load_squares(squares, rows, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr):
     """Partial sums of squares of rows [M], out of [T, BLOCKS]; to be asked for early and summed late."""
     blocks = tl.arange(0, BLOCK_B)
