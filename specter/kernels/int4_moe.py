@@ -33,7 +33,7 @@ from specter.errors import SpecterError
 from specter.kernels.device import Launch, Stream, pow2, silu, wait_previous, wait_then_release
 from specter.kernels.octets import OCTET, Octets, store_octets
 from specter.kernels.routing import RowRouting
-from specter.kernels.skinny import VECTOR, load_channels, load_chunk, product, store_stream
+from specter.kernels.skinny import VECTOR, load_channels, load_chunk, partial_product, store_stream
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
 
@@ -220,7 +220,7 @@ def gate_up(
         routing.history, routing.weights, routing.step, F=inter, D=num_in, TOP_K=top_k, G=packed_scales.shape[-1],
         STEP_STRIDE=routing.history.stride(0), BLOCK_N=launch.block_n,
         BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, IS_EARLY=is_early, DP2A=words.is_cuda, PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        **launch.options(pdl),
     )  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def _down_sums(
     runs = tl.minimum(begin + tl.arange(0, BLOCK_R), ALL_RUNS - 1)
     at = runs[:, None] * 4 + tl.arange(0, 4)[None, :]
     a, b, c, d, by = _load_octets(inner, inner_scales, at, ALL_RUNS * 4)
-    return tl.sum(_weighted_sums(codes, scales, a, b, c, d, by, DP2A), axis=0)
+    return _weighted_sums(codes, scales, a, b, c, d, by, DP2A)
 
 
 @triton.jit
@@ -269,11 +269,17 @@ def _down(
     gains = load_channels(gain, channels, N)
     wait_previous(PDL)
     value = load_channels(x, channels, N)
-    value += _down_sums(codes, scales, inner, inner_scales, 0, ALL_RUNS, MAIN, DP2A)
+    # Sums across threads come last: no load is moved up before their barriers.
+    main_sums = _down_sums(codes, scales, inner, inner_scales, 0, ALL_RUNS, MAIN, DP2A)
     if REST > 0:
-        value += _down_sums(rest_codes, rest_scales, inner, inner_scales, MAIN, ALL_RUNS, REST, DP2A)
+        rest_sums = _down_sums(rest_codes, rest_scales, inner, inner_scales, MAIN, ALL_RUNS, REST, DP2A)
     if S > 0:
-        value += product(first, shared, shared_w, rows, S, BLOCK_N, BLOCK_K, VECTOR)
+        shared_sums = partial_product(first, shared, shared_w, rows, S, BLOCK_N, BLOCK_K, VECTOR)
+    value += tl.sum(main_sums, axis=0)
+    if REST > 0:
+        value += tl.sum(rest_sums, axis=0)
+    if S > 0:
+        value += tl.sum(shared_sums, axis=1)
     store_stream(value, gains, x, scaled, squares, channels, N)
 
 
@@ -297,5 +303,5 @@ def down(
         G=packed_scales.shape[-1], STEP_STRIDE=routing.history.stride(0), BLOCK_N=launch.block_n,
         BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else VECTOR, MAIN=main,
         REST=pow2(num_runs - main) if num_runs > main else 0, VECTOR=VECTOR, DP2A=words.is_cuda, PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        **launch.options(pdl),
     )  # fmt: skip

@@ -64,16 +64,16 @@ def store_stream(value, gain, x, scaled, squares, channels, N: tl.constexpr):
 
 
 @triton.jit
-def product(
+def partial_product(
     first, x, w, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr
 ):  # fmt: skip
-    """Rows `rows` of W, of which `first` is the first chunk, times x: fp32 [BLOCK_N]."""
+    """Rows `rows` of W, of which `first` is the first chunk, times x: fp32 [BLOCK_N, BLOCK_K / VECTOR], unsummed."""
     ks = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
         tile = first if k == 0 else load_chunk(w, rows, ks, k, K, BLOCK_K)
         acc += fold(tile, load_vector(x, ks, k, K, BLOCK_K), BLOCK_N, BLOCK_K, VECTOR)
-    return tl.sum(acc, axis=1)
+    return acc
 
 
 @triton.jit
@@ -86,7 +86,8 @@ def _linear(
     first = load_chunk(w, rows, tl.arange(0, BLOCK_K), 0, K, BLOCK_K)
     wait_previous(PDL)
     parts = load_squares(squares, tl.arange(0, 1), BLOCKS, BLOCK_B)
-    result = product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR) * inverse_rms(parts, K, eps)
+    sums = tl.sum(partial_product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR), axis=1)
+    result = sums * inverse_rms(parts, K, eps)
     tl.store(out + channels, result.to(out.dtype.element_ty), mask=channels < N)
 
 
@@ -97,7 +98,7 @@ def norm_linear(stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Laun
     _linear[(triton.cdiv(num_out, launch.block_n),)](
         stream.scaled, stream.squares, w, out, eps, N=num_out, K=num_in, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
         BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        **launch.options(pdl),
     )  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def _residual(
     gains = load_channels(gain, channels, N)
     wait_previous(PDL)
     before = load_channels(stream, channels, N)
-    value = before + product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR)
+    value = before + tl.sum(partial_product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR), axis=1)
     value = store_stream(value, gains, stream, scaled, squares, channels, N)
     if OCTETS:
         store_octets(value, tl.program_id(0) * (BLOCK_N // 8), octets, scales, N // 8, N // 8, BLOCK_N)
@@ -131,8 +132,7 @@ def linear_residual(
         x, w, stream.x, gain, stream.scaled, stream.squares, stream.x if octets is None else octets.values,
         stream.x if octets is None else octets.scales, N=num_out, K=num_in, OCTETS=octets is not None,
         BLOCK_N=launch.block_n,
-        BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, num_warps=launch.num_warps,
-        launch_pdl=pdl,
+        BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, **launch.options(pdl),
     )  # fmt: skip
 
 
@@ -202,5 +202,5 @@ def norm_gated(
         stream.scaled, stream.squares, w, inner, *parts, scaling, eps, F=num_inner, E=num_experts, K=num_in,
         TOP_K=top_k, STEP_STRIDE=stride, BLOCK_E=pow2(num_experts), BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
         BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        **launch.options(pdl),
     )  # fmt: skip
