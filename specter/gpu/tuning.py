@@ -13,11 +13,11 @@ class DraftTuning:
 
     qkv: Launch = Launch(4, 1024, num_warps=2)
     out: Launch = Launch(8, 1024, num_warps=8)
-    wide: Launch = Launch(2, 1024, num_warps=2)
+    wide: Launch = Launch(2, 1024, num_warps=2, max_registers=80)
     dense_down: Launch = Launch(4, 1024)
     gate_up: Launch = Launch(8, 2048, num_warps=1)
-    is_early: bool = True
-    down: Launch = Launch(4, 1024)
+    is_early: bool = False
+    down: Launch = Launch(4, 1024, max_registers=128)
     head: Launch = Launch(2, 1024, num_warps=2)
 
 
