@@ -18,6 +18,7 @@ from specter.metrics import device_bytes
 from specter.model.base import Model
 from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec, read_spec
 from specter.speculation.accept import Sampler
+from specter.timeline.base import Timeline
 from specter.timeline.costs import CostModel
 from specter.timeline.virtual import VirtualTimeline
 
@@ -78,13 +79,22 @@ def num_slots(config: RunConfig, costs: CostModel) -> int:
     return min(slots, num_experts)
 
 
-def build_engine(config: RunConfig, model: Model, sampler: Sampler, mover: Mover = move_nothing) -> Engine:
-    """An engine with an empty cache (`resident`: a full one) on a fresh virtual timeline.
+def build_engine(
+    config: RunConfig,
+    model: Model,
+    sampler: Sampler,
+    mover: Mover = move_nothing,
+    timeline: Timeline | None = None,
+    costs: CostModel | None = None,
+) -> Engine:
+    """An engine with an empty cache (`resident`: a full one).
 
     Args:
         mover: copies payloads into the model's slots; a replay needs none.
+        timeline: a fresh virtual one of `config.hardware` by default.
+        costs: of the model that `config` charges for by default.
     """
-    costs = build_costs(config)
+    costs = costs or build_costs(config)
     spec = costs.spec
     if (model.num_layers, model.num_dense_layers, model.num_experts, model.top_k) != (
         spec.num_layers,
@@ -98,7 +108,8 @@ def build_engine(config: RunConfig, model: Model, sampler: Sampler, mover: Mover
         )
     slots = num_slots(config, costs)
     quotas = layer_quotas(slots, spec.num_moe_layers)
-    timeline = VirtualTimeline(config.hardware, config.trace)
+    if timeline is None:
+        timeline = VirtualTimeline(config.hardware, config.trace)
     transfer = Transfer(timeline, costs.payload_bytes, mover)
     cache = ExpertCache(Residency(slots), EVICTIONS[config.system.eviction](quotas), transfer, timeline)
     if config.system.eviction == "resident":

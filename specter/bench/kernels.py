@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 from specter.arguments import parse_arguments
-from specter.bench.model import load_full_size
 from specter.bench.report import Report, provenance
 from specter.bench.resident import ResidentBench, bench_prompts
 from specter.bench.streaming import StreamingBench
 from specter.errors import SpecterError
+from specter.gpu.full_size import load_full_size
 from specter.gpu.memory import DeviceBudget
 from specter.model.spec import DEEPSEEK_V2_LITE
 

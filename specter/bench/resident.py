@@ -13,11 +13,11 @@ from specter.bench import agreement, int4
 from specter.bench.eager import decode_eager, load_eager
 from specter.bench.floors import StepBytes, ms_at
 from specter.bench.measure import Sample, device_ms
-from specter.bench.model import DTYPE, FullSize, fill
 from specter.bench.report import Report, Row
 from specter.bench.streaming import SHORT_PROMPT
 from specter.gpu.arena import open_arena
 from specter.gpu.draft import Draft
+from specter.gpu.full_size import DTYPE, FullSize, fill
 from specter.gpu.graphs import Graph
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.target import Target
@@ -45,7 +45,7 @@ class ResidentBench:
         self.spec, self.device = model.spec, budget.device
         spec, pdl = self.spec, self.device.type == "cuda"
         self.arena = open_arena(spec.num_moe_layers * spec.num_experts, model.codec, budget)
-        self.table = fill(self.arena, model.store)
+        self.table = fill(self.arena, model.store, spec.num_moe_layers)
         cache = GpuKVCache(spec, CAPACITY, DTYPE, self.device)
         self.target = Target(model.weights, self.arena.flat.view(DTYPE), cache, PROMPT_TOKENS, self.table, pdl=pdl)
         self.draft = Draft(model.weights, model.int4, cache, DRAFT_STEPS + 4, pdl=pdl)
