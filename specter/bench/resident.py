@@ -177,12 +177,10 @@ class ResidentBench:
         narrow = [narrow_model.behave(prompt, DRAFT_TOKENS) for prompt in self.prompts]
         wide = [self._behave(prompt) for prompt in self.prompts]
         of_narrow, of_wide = agreement.agreement(narrow), agreement.agreement(wide)
-        padded = sum(int((b.tokens >= model.narrow.spec.vocab).sum()) for b in wide)
         self.report.facts["inflated against narrow (fp32), teacher-forced"] = {
             "argmax_agreement": agreement.argmax_agreement(narrow, wide),
             "routing_agreement": agreement.routing_agreement(narrow, wide),
             "num_tokens": NUM_PROMPTS * PROMPT_TOKENS,
-            "num_padded_tokens_chosen": padded,
         }
         self.report.facts["INT4 draft, narrow (fp32)"] = dataclasses.asdict(of_narrow)
         self.report.facts["INT4 draft, inflated (BF16)"] = dataclasses.asdict(of_wide)

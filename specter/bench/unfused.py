@@ -11,7 +11,6 @@ from torch import Tensor
 from specter.bench.int4 import Int4Layer
 from specter.gpu.draft import Draft
 from specter.kernels import skinny
-from specter.model.routing import top_k
 from specter.quantize.int4 import Int4Matrices
 
 
@@ -27,19 +26,17 @@ class UnfusedDraft(Draft):
         self._layers = layers
 
     def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
-        layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
+        layer, tuning, routing = self.weights.layers[index], self.tuning, self._routings[moe]
         skinny.norm_gated(
-            self._attended, layer.wide, self._shared, self._router, self._scale, spec.norm_eps, tuning.wide, pdl
+            self._attended, layer.wide, self._shared, routing, self.weights.spec.norm_eps, tuning.wide, self.pdl
         )
-        weights, chosen = (part[0] for part in top_k(self._router[None], spec.top_k))
-        self.routing[:, moe].index_copy_(0, self.step_index.long(), chosen.to(torch.int16)[None])
-        self.counts[moe].index_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
-        x = (self._octets.decode() * self._scale).to(self.weights.dtype)
-        for rank in range(spec.top_k):
+        chosen = routing.history.index_select(0, routing.step)[0].long()
+        x = (self._octets.decode() * routing.scale).to(self.weights.dtype)
+        for rank, weight in enumerate(routing.weights.split(1)):
             gate, up, down = (_one(part, chosen[rank : rank + 1], self.weights.dtype) for part in self._layers[moe])
             inner = F.silu(F.linear(x, gate)) * F.linear(x, up)
-            self.x[0] += F.linear(inner, down).float() * (weights[rank] * spec.routed_scaling)
-        skinny.linear_residual(self._shared, layer.down, self._moe_done, next_gain, None, tuning.down, pdl)
+            self.x[0] += F.linear(inner, down).float() * weight
+        skinny.linear_residual(self._shared, layer.down, self._moe_done, next_gain, None, tuning.down, self.pdl)
 
 
 def _one(matrices: Int4Matrices, expert: Tensor, dtype: torch.dtype) -> Tensor:

@@ -67,7 +67,7 @@ def load_full_size(
     codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
     store, load = load_store(wide, codec, console, pin)
     budget.check(DTYPE.itemsize * spec.non_expert_params, "the weights that draft and target share")
-    weights = GpuWeights.load(spec, wide.tensor, budget.device, DTYPE)
+    weights = GpuWeights.load(spec, wide.tensor, budget.device, DTYPE, wide.num_tokens)
     budget.check(spec.experts_params // 2, "the INT4 experts")
     int4 = PackedExperts.empty(spec, 128, budget.device)
     for layer in range(spec.num_moe_layers):

@@ -17,8 +17,7 @@ from specter.gpu.device_pass import DevicePasses
 from specter.gpu.draft import Draft
 from specter.gpu.graphs import Graph
 from specter.kernels import mail
-from specter.model.base import Choose, TargetPass
-from specter.speculation.accept import Proposal
+from specter.model.base import Choose, Proposal, TargetPass
 
 
 @dataclass(frozen=True, slots=True)

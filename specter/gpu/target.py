@@ -91,7 +91,7 @@ class Target:
         self.routing = Routing.empty(max_rows, spec.top_k, spec.num_experts, device)
         self.inner = room(max_rows * spec.top_k, spec.expert_inter)
         self.results = room(max_rows, spec.top_k, spec.hidden, dtype=torch.float32)
-        self._select = select.Selection.empty(OUTPUT_ROWS, spec.vocab, device, seed, temperature)
+        self._select = select.Selection.empty(OUTPUT_ROWS, weights.num_tokens, device, seed, temperature)
         self._graphs: dict[int, Graph] = {}
 
     # -- a resident pass -----------------------------------------------------------------------

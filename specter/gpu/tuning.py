@@ -9,15 +9,15 @@ from specter.kernels.device import Launch
 
 @dataclass(frozen=True, slots=True)
 class DraftTuning:
-    """One row. `down_codes`: INT4 channels per step of `down`."""
+    """One row. `is_early`: see `specter.kernels.int4_moe.gate_up`."""
 
     qkv: Launch = Launch(4, 1024, num_warps=2)
     out: Launch = Launch(8, 1024, num_warps=8)
     wide: Launch = Launch(2, 1024, num_warps=2)
     dense_down: Launch = Launch(4, 1024)
     gate_up: Launch = Launch(8, 2048, num_warps=1)
+    is_early: bool = True
     down: Launch = Launch(4, 1024)
-    down_codes: int = 4096
     head: Launch = Launch(2, 1024, num_warps=2)
 
 

@@ -32,7 +32,7 @@ SPEC = dataclasses.replace(
 # Few large blocks: the interpreter pays per program.
 LARGE, TILED = Launch(64, 128), Launch(64, 128, 4, 2)
 DRAFT = DraftTuning(
-    qkv=LARGE, out=LARGE, wide=LARGE, dense_down=LARGE, gate_up=Launch(32, 128), down=Launch(32, 64), down_codes=128,
+    qkv=LARGE, out=LARGE, wide=LARGE, dense_down=LARGE, gate_up=Launch(32, 128), down=Launch(32, 64),
     head=Launch(128, 128),
 )  # fmt: skip
 TARGET = TargetTuning(TILED, TILED, TILED, TILED, TILED, TILED, TILED)
