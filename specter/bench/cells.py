@@ -164,10 +164,10 @@ def run_cell(
     if warmup_tokens:
         engine.generate(warmup, warmup_tokens)
         engine.timeline.drain()
-    state = engine.snapshot()
+    state = engine.cache.snapshot()
     metrics, tokens = [], []
     for prompt in prompts:
-        engine.restore(state)
+        engine.cache.restore(state)
         engine.timeline.drain()
         metrics.append(_measure(engine, recorder, config, prompt, num_tokens, bed.is_resident))
         tokens.append(metrics[-1].pop("tokens"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -142,7 +143,7 @@ class _DevicePass:
             self.launches.outputs()
         else:
             self.passes.choose(self.num_rows, self.num_outputs)
-        return self.passes.tokens[: self.num_outputs].numpy()
+        return cast(Sequence[Output], self.passes.tokens[: self.num_outputs].numpy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +166,4 @@ class _ResidentPass:
 
     def outputs(self) -> Sequence[Output]:
         self.run()  # every row is an output
-        return self.passes.tokens[self.num_rows - self.num_outputs : self.num_rows].numpy()
+        return cast(Sequence[Output], self.passes.tokens[self.num_rows - self.num_outputs : self.num_rows].numpy())
