@@ -70,8 +70,10 @@ class CudaTimeline:
         self._timeout_s = timeout_s
         self.compute_stream = cuda.current_stream(self.device)
         self.link_stream = self.compute_stream if is_serial else cuda.Stream(self.device)
-        self._pending: deque[_Span] = deque()
-        self._totals = LaneTotals()
+        self._on_link = cuda.stream(self.link_stream)  # entering it again is cheaper than making it
+        self._pending: tuple[deque[_Span], deque[_Span]] = deque(), deque()  # compute, link; each ends in order
+        self._compute_ns = self._link_ns = self._stall_ns = 0
+        self._copied_bytes = self._num_copies = 0
         self.ops: list[TraceOp] | None = [] if trace else None
         self._origin = self._event()  # of the trace: this event and this host time are one moment
         if trace:
@@ -84,7 +86,9 @@ class CudaTimeline:
 
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, CudaEvent]:
         """Issues `run` to the compute stream; what it costs is measured, not taken from `work`."""
-        return self._issue("compute", work.name, self.compute_stream, run, after, 0)
+        issued, start, waits_for_copy = self._begin(self.compute_stream, after)
+        result = run()  # the compute stream is the current one
+        return result, self._end("compute", work.name, self.compute_stream, issued, start, 0, waits_for_copy)
 
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> CudaEvent:
         """Issues one copy to the link stream. Payloads must be page-locked, or the host blocks meanwhile.
@@ -92,11 +96,16 @@ class CudaTimeline:
         Raises:
             SpecterError: the driver refuses the copy.
         """
+        label = label or "copy"
+        issued, start, _ = self._begin(self.link_stream, after)
         try:
-            _, event = self._issue("link", label or "copy", self.link_stream, run, after, num_bytes)
+            with self._on_link:
+                run()
         except RuntimeError as error:
-            raise _device_error(label or "a copy", error) from None
-        return event
+            raise _device_error(label, error) from None
+        self._copied_bytes += num_bytes
+        self._num_copies += 1
+        return self._end("link", label, self.link_stream, issued, start, num_bytes, False)
 
     def wait(self, event: Event) -> None:
         """As in `Timeline`; the host spins, since a wake-up costs more than most waits.
@@ -111,6 +120,7 @@ class CudaTimeline:
         start = time.perf_counter_ns()
         limit = start + round(self._timeout_s * 1e9)
         while not any(self.is_done(event) for event in events):
+            self._collect()  # while there is nothing else to do
             if time.perf_counter_ns() > limit:
                 names = ", ".join(event.label for event in events if isinstance(event, CudaEvent))
                 raise SpecterError(
@@ -138,40 +148,39 @@ class CudaTimeline:
         self.totals()
 
     def totals(self) -> LaneTotals:
-        waiting: deque[_Span] = deque()
-        compute_ns = link_ns = stall_ns = 0
-        for span in self._pending:
-            if not span.end.query():
-                waiting.append(span)
-                continue
-            busy_ns = _ns(span.start, span.end)
-            stalled_ns = _ns(span.issued, span.start) if span.waits_for_copy else 0
-            if span.lane == "link":
-                link_ns += busy_ns
-            else:
-                compute_ns += busy_ns
-                stall_ns += stalled_ns
-            if self.ops is not None:
-                start_ns = _ns(self._origin, span.start)
-                op = TraceOp(span.lane, span.label, start_ns, start_ns + busy_ns, span.num_bytes, 0, stalled_ns)
-                self.ops.append(op)
-        self._pending = waiting
-        before = self._totals
-        self._totals = LaneTotals(
-            before.compute_busy_ns + compute_ns,
-            before.link_busy_ns + link_ns,
-            before.stall_ns + stall_ns,
-            before.copied_bytes,
-            before.num_copies,
-        )
-        return self._totals
+        while self._collect():
+            pass
+        return LaneTotals(self._compute_ns, self._link_ns, self._stall_ns, self._copied_bytes, self._num_copies)
 
-    def _issue(
-        self, lane: Lane, label: str, stream: Any, run: Callable[[], T], after: Iterable[Event], num_bytes: int
-    ) -> tuple[T, CudaEvent]:
-        issued, end = self._event(), self._event()
+    # -- inside --------------------------------------------------------------------------------
+
+    def _collect(self) -> bool:
+        """Reads the times of one piece of work that has ended; False if there is none."""
+        for lane in self._pending:
+            if lane and lane[0].end.query():
+                self._count(lane.popleft())
+                return True
+        return False
+
+    def _count(self, span: _Span) -> None:
+        busy_ns = _ns(span.start, span.end)
+        stalled_ns = _ns(span.issued, span.start) if span.waits_for_copy else 0
+        if span.lane == "link":
+            self._link_ns += busy_ns
+        else:
+            self._compute_ns += busy_ns
+            self._stall_ns += stalled_ns
+        if self.ops is not None:
+            start_ns = _ns(self._origin, span.start)
+            self.ops.append(
+                TraceOp(span.lane, span.label, start_ns, start_ns + busy_ns, span.num_bytes, 0, stalled_ns)
+            )  # fmt: skip
+
+    def _begin(self, stream: Any, after: Iterable[Event]) -> tuple[Any, Any, bool]:
+        """Makes `stream` wait; returns events before and after that, and whether it waits for a copy."""
+        issued = start = self._event()
         issued.record(stream)
-        start, waits_for_copy = issued, False
+        waits_for_copy = False
         for event in after:
             assert isinstance(event, CudaEvent)
             stream.wait_event(event.end)
@@ -180,21 +189,15 @@ class CudaTimeline:
         if start is None:
             start = self._event()
             start.record(stream)
-        with self._cuda.stream(stream):
-            result = run()
+        return issued, start, waits_for_copy
+
+    def _end(
+        self, lane: Lane, label: str, stream: Any, issued: Any, start: Any, num_bytes: int, waits_for_copy: bool
+    ) -> CudaEvent:
+        end = self._event()
         end.record(stream)
-        is_copy = lane == "link"
-        self._pending.append(_Span(lane, label, issued, start, end, num_bytes, waits_for_copy and not is_copy))
-        if is_copy:
-            before = self._totals
-            self._totals = LaneTotals(
-                before.compute_busy_ns,
-                before.link_busy_ns,
-                before.stall_ns,
-                before.copied_bytes + num_bytes,
-                before.num_copies + 1,
-            )
-        return result, CudaEvent(end, is_copy, label)
+        self._pending[lane == "link"].append(_Span(lane, label, issued, start, end, num_bytes, waits_for_copy))
+        return CudaEvent(end, lane == "link", label)
 
     def _event(self) -> Any:
         return self._cuda.Event(enable_timing=True)

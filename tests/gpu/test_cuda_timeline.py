@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
@@ -49,6 +48,19 @@ class FakeEvent:
         return end.at_ms - self.at_ms
 
 
+class FakeContext:
+    """Can be entered again and again, as the framework's."""
+
+    def __init__(self, cuda: FakeCuda, stream: FakeStream) -> None:
+        self.cuda, self.stream = cuda, stream
+
+    def __enter__(self) -> None:
+        self.before, self.cuda.current = self.cuda.current, self.stream
+
+    def __exit__(self, *error: object) -> None:
+        self.cuda.current = self.before
+
+
 class FakeCuda:
     Event, Stream = FakeEvent, FakeStream
 
@@ -58,11 +70,8 @@ class FakeCuda:
     def current_stream(self, device: object) -> FakeStream:
         return self.current
 
-    @contextmanager
-    def stream(self, stream: FakeStream) -> Iterator[None]:
-        before, self.current = self.current, stream
-        yield
-        self.current = before
+    def stream(self, stream: FakeStream) -> FakeContext:
+        return FakeContext(self, stream)
 
     def busy(self, duration_ms: float) -> str:
         self.current.free_ms += duration_ms
