@@ -32,9 +32,10 @@ class ModelConfig:
 class SystemConfig:
     name: str
     speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
-    planner: str  # "three_phase" or "none"
-    eviction: str  # "lru", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
+    planner: str  # "three_phase", "deadline" or "none"
+    eviction: str  # "lru", "retain", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
     takes_draft_bytes: bool = False  # has slots, too, for the bytes of the INT4 draft that it does not hold
+    num_staging: int = 0  # of eviction "retain": slots for experts loaded ahead, of the budget
 
 
 @dataclass
@@ -90,8 +91,8 @@ class RunConfig:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "model.checkpoint_kind": ("standin", "hub"),
-    "system.planner": ("three_phase", "none"),
-    "system.eviction": ("lru", "drop", "resident"),
+    "system.planner": ("three_phase", "deadline", "none"),
+    "system.eviction": ("lru", "retain", "drop", "resident"),
     "dataset.source": ("shipped", "hub"),
     "sampling.kind": ("greedy", "seeded", "rejection"),
 }
