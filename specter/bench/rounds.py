@@ -54,8 +54,8 @@ OURS = "specter_deadline"
 RIVALS = ("specter", "lru", "on_demand", "resident")
 # One thing switched at a time, against `specter_deadline`: system, variant.
 ABLATIONS = (
-    ("deadline_lru", "eviction as published"),
-    ("three_phase_retain", "planner as published"),
+    ("specter_deadline_lru", "eviction as published"),
+    ("specter_retain", "planner as published"),
     ("specter_no_prefetch", "no prefetch, eviction as published"),
     (OURS, NO_FUSED_KERNEL),
     (OURS, NO_GRAPHS),
