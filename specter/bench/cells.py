@@ -133,6 +133,7 @@ class Beds:
                 temperature,
                 options["seed"],
                 cell.variant != NO_GRAPHS,
+                cell.system == "resident",
                 partial(UnfusedDraft, self.unpacked()) if cell.variant == NO_FUSED_KERNEL else Draft,
             )
         self._beds[key].capture({1, cell.k + 1, prompt_len})
@@ -141,8 +142,7 @@ class Beds:
     def unpacked(self) -> list[Int4Layer]:
         """The draft's codes as a plain backend reads them, on the device."""
         if not self._unpacked:
-            wide, narrow = self.full.wide, self.full.narrow_int4
-            self._unpacked = [wide.int4(narrow, layer) for layer in range(self.full.spec.num_moe_layers)]
+            self._unpacked = [self.full.int4_layer(layer) for layer in range(self.full.spec.num_moe_layers)]
         return self._unpacked
 
 

@@ -69,9 +69,9 @@ def run(options: Options, console: Console) -> Report:
         provenance(
             budget.device,
             options.commit,
-            model=f"{spec.name}, inflated from {model.narrow.spec.name} (tiled, BF16)",
-            checkpoint_sha256=model.narrow.digest(),
-            int4=f"{model.narrow_int4.method}, tiled",
+            model=f"{spec.name}, inflated from {model.checkpoint.spec.name} (tiled, BF16)",
+            checkpoint_sha256=model.checkpoint.digest(),
+            int4=f"{model.codes.method}, tiled",
             pin=options.pin,
         ),
         summary=dict.fromkeys(SUMMARY_KEYS),

@@ -147,7 +147,7 @@ class ResidentBench:
         rows = int4.Rows.random(spec, DTYPE, self.device)
         backends = int4.Backends(spec, rows, model.int4, self.arena, self.table)
         chosen = [
-            int4.chosen_codes(model.wide.int4(model.narrow_int4, layer), rows.chosen[layer])
+            int4.chosen_codes(model.int4_layer(layer), rows.chosen[layer])
             for layer in range(spec.num_moe_layers)
         ]
         backends.reference(chosen)
@@ -173,7 +173,7 @@ class ResidentBench:
 
     def narrow_agreement(self) -> None:
         model = self.model
-        narrow_model = agreement.NarrowModel(model.narrow, model.narrow_int4, 64, PROMPT_TOKENS)
+        narrow_model = agreement.NarrowModel(model.checkpoint, model.codes, 64, PROMPT_TOKENS)
         narrow = [narrow_model.behave(prompt, DRAFT_TOKENS) for prompt in self.prompts]
         wide = [self._behave(prompt) for prompt in self.prompts]
         of_narrow, of_wide = agreement.agreement(narrow), agreement.agreement(wide)
@@ -188,7 +188,7 @@ class ResidentBench:
     def eager(self) -> None:
         prompt = self.prompts[0]
         ours = self._continue(prompt, 49)
-        tokens, sample = decode_eager(load_eager(self.model.wide, self.device, DTYPE), prompt, num_steps=8)
+        tokens, sample = decode_eager(load_eager(self.model.source, self.device, DTYPE), prompt, num_steps=8)
         same = next((i for i, (a, b) in enumerate(zip(tokens, ours, strict=True)) if a != b), len(tokens))
         note = f"same weights; first {same} of {len(tokens)} greedy tokens as ours"
         self.report.add(Row("plain decoding, transformers eager", "ms", sample, note=note))

@@ -223,9 +223,9 @@ def run(options: Options, console: Console) -> Report:
     warmup = Tokenizer.from_file(str(options.tokenizer)).encode((options.prompts / "warmup.txt").read_text()).ids
     full = load_full_size(options.checkpoint, options.quantized, DEEPSEEK_V2_LITE, budget, options.pin, console)  # type: ignore[arg-type]
     inputs = {
-        "model": f"{full.spec.name}, inflated from {full.narrow.spec.name} (tiled, BF16)",
-        "checkpoint_sha256": full.narrow.digest(),
-        "int4": f"{full.narrow_int4.method}, tiled",
+        "model": f"{full.spec.name}, inflated from {full.checkpoint.spec.name} (tiled, BF16)",
+        "checkpoint_sha256": full.checkpoint.digest(),
+        "int4": f"{full.codes.method}, tiled",
         "pin": options.pin,
     }
     report = Report(options.out, provenance(budget.device, options.commit, **inputs))

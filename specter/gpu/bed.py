@@ -21,7 +21,7 @@ class Bed:
     """Everything on the device that depends on the number of slots or on how tokens are chosen.
 
     Args:
-        num_slots: every expert has one if there are enough: such a bed is resident.
+        is_resident: every expert has a slot and passes run whole, as one graph each; there is no draft then.
         max_rows: of the longest pass.
         temperature, seed: as in `specter.gpu.draft.Draft`.
         is_graphed: launch by CUDA graphs.
@@ -41,23 +41,24 @@ class Bed:
         temperature: float | None = None,
         seed: int = 0,
         is_graphed: bool = True,
+        is_resident: bool = False,
         make_draft: Callable[..., Draft] = Draft,
     ) -> None:
         spec, device = full.spec, budget.device
         self.spec = spec
         self._full = full
         self._arena = open_arena(num_slots, full.codec, budget)
-        self.is_resident = num_slots == spec.num_moe_layers * spec.num_experts
-        table = fill(self._arena, full.store, spec.num_moe_layers) if self.is_resident else None
+        self.is_resident = is_resident
+        table = fill(self._arena, full.store, spec.num_moe_layers) if is_resident else None
         pdl = device.type == "cuda"
         cache = GpuKVCache(spec, kv_capacity, DTYPE, device)
         slots = self._arena.flat.view(DTYPE)
         target = Target(full.weights, slots, cache, max_rows, table, seed, temperature, pdl)
         draft = None
-        if not self.is_resident:
+        if not is_resident:
             draft = make_draft(full.weights, full.int4, cache, max_draft_len, seed, temperature, pdl)
         self._captured = set[int]()
-        self.model = DeviceModel(DevicePasses(target, self.is_resident), draft, is_graphed)
+        self.model = DeviceModel(DevicePasses(target, is_resident), draft, is_graphed)
 
     def capture(self, row_counts: Iterable[int]) -> None:
         """Captures passes of these numbers of rows where they are not yet, if graphs are wanted; between prompts."""
