@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.gpu.device_pass import DevicePass
 from specter.gpu.draft import Draft
 from specter.gpu.target import Target
 from specter.gpu.tuning import DraftTuning, TargetTuning
@@ -149,3 +150,44 @@ def test_a_pass_must_fit(models: Models) -> None:
         models.target.begin(tokens_of(49), 0, 1)
     with pytest.raises(SpecterError, match="66 positions"):
         models.target.begin(tokens_of(6), 60, 1)
+
+
+def test_a_pass_puts_out_the_logits_of_tokens_and_chooses_no_padding(models: Models) -> None:
+    weights = dataclasses.replace(models.weights, num_tokens=60)
+    target = Target(weights, models.target.arena, models.cache, 2, None, pdl=False, tuning=TARGET)
+    single = DevicePass(target, tokens_of(2).clamp(max=59).to(DEVICE), 0, 2)
+    target.scaled.zero_()
+    target.scaled[:, 0] = 1.0
+    head = weights.head.clone()
+    weights.head[:, 0] = -1.0  # of tokens; padding has logits of exactly 0
+    weights.head[60:] = 0.0
+    weights.head[41, 0] = -0.5
+    outputs = single.outputs()
+    weights.head.copy_(head)
+    assert (target.logits[:2, 60:] > target.logits[:2, :60].amax()).all()
+    assert [output.shape[0] for output in outputs] == [60, 60]
+    assert target.tokens[:2].tolist() == [int(output.argmax()) for output in outputs] == [41, 41]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@pytest.mark.parametrize("temperature", [None, 0.8])
+def test_graphs_of_early_launches_say_what_single_launches_do(models: Models, temperature: float | None) -> None:
+    said = []
+    for pdl in (False, True):
+        draft = Draft(models.weights, models.draft.experts, models.cache, 8, 3, temperature, pdl, DRAFT)
+        target = Target(
+            models.weights, models.target.arena, models.cache, 8, models.target.slot_table, 3, temperature, pdl, TARGET
+        )
+        if pdl:
+            draft.capture()
+            target.capture(8)
+        models.cache.latents.zero_()
+        draft.begin(5, 0)
+        for _ in range(8):
+            draft.step()
+        drafted = [part.clone() for part in (draft.tokens, draft.routing, draft.counts, draft.logits)]
+        target.begin(tokens_of(8).to(DEVICE), 8, 8)
+        target.forward(8)
+        said.append([*drafted, target.tokens[:8].clone(), target.logits[:8].clone(), models.cache.latents.clone()])
+    for alone, together in zip(*said, strict=True):
+        assert torch.equal(alone, together)
