@@ -1,13 +1,14 @@
-"""`python -m specter.bench kernels key=value ...`: measures the GPU runtime on this machine."""
+"""`python -m specter.bench kernels|rounds key=value ...`: measures the GPU runtime on this machine."""
 
 from __future__ import annotations
 
 import sys
 
 from specter.bench.kernels import main as kernels
+from specter.bench.rounds import main as rounds
 from specter.errors import SpecterError
 
-BENCHES = {"kernels": kernels}
+BENCHES = {"kernels": kernels, "rounds": rounds}
 
 
 def main(arguments: list[str]) -> int:

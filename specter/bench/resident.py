@@ -14,11 +14,11 @@ from specter.bench import agreement, int4
 from specter.bench.eager import EXPERTS, decode_eager, load_eager
 from specter.bench.floors import StepBytes, ms_at
 from specter.bench.measure import Sample, device_ms
-from specter.bench.model import DTYPE, FullSize, fill
 from specter.bench.report import Report, Row
 from specter.bench.streaming import SHORT_PROMPT
 from specter.gpu.arena import open_arena
 from specter.gpu.draft import Draft
+from specter.gpu.full_size import DTYPE, FullSize, fill
 from specter.gpu.graphs import Graph
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.target import Target
@@ -47,7 +47,7 @@ class ResidentBench:
         self.spec, self.device = model.spec, budget.device
         spec, pdl = self.spec, self.device.type == "cuda"
         self.arena = open_arena(spec.num_moe_layers * spec.num_experts, model.codec, budget)
-        self.table = fill(self.arena, model.store)
+        self.table = fill(self.arena, model.store, spec.num_moe_layers)
         cache = GpuKVCache(spec, CAPACITY, DTYPE, self.device)
         self.target = Target(model.weights, self.arena.flat.view(DTYPE), cache, PROMPT_TOKENS, self.table, pdl=pdl)
         self.draft = Draft(model.weights, model.int4, cache, DRAFT_STEPS + 4, pdl=pdl)
@@ -149,7 +149,7 @@ class ResidentBench:
         rows = int4.Rows.random(spec, DTYPE, self.device)
         backends = int4.Backends(spec, rows, model.int4, self.arena, self.table)
         chosen = [
-            int4.chosen_codes(model.wide.int4(model.narrow_int4, layer), rows.chosen[layer])
+            int4.chosen_codes(model.int4_layer(layer), rows.chosen[layer])
             for layer in range(spec.num_moe_layers)
         ]
         backends.reference(chosen)
@@ -175,7 +175,7 @@ class ResidentBench:
 
     def narrow_agreement(self) -> None:
         model = self.model
-        narrow_model = agreement.NarrowModel(model.narrow, model.narrow_int4, 64, PROMPT_TOKENS)
+        narrow_model = agreement.NarrowModel(model.checkpoint, model.codes, 64, PROMPT_TOKENS)
         narrow = [narrow_model.behave(prompt, DRAFT_TOKENS) for prompt in self.prompts]
         wide = [self._behave(prompt) for prompt in self.prompts]
         of_narrow, of_wide = agreement.agreement(narrow), agreement.agreement(wide)
@@ -189,7 +189,7 @@ class ResidentBench:
 
     def eager(self) -> None:
         """Each of transformers' ways with experts has a row; the fastest is what we compare with."""
-        prompt, model = self.prompts[0], load_eager(self.model.wide, self.device, DTYPE)
+        prompt, model = self.prompts[0], load_eager(self.model.source, self.device, DTYPE)
         for experts in EXPERTS:
             tokens, sample = decode_eager(model, prompt, EAGER_STEPS, experts, EAGER_REPEATS)
             ours = self._continue(prompt, len(tokens))

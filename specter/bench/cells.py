@@ -1,0 +1,201 @@
+"""One cell of the rounds bench: a system, a budget, a way of sampling and a depth, over several prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specter.bench.int4 import Int4Layer
+from specter.bench.unfused import UnfusedDraft
+from specter.build import build_engine
+from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
+from specter.engine import Engine
+from specter.errors import SpecterError
+from specter.gpu.bed import Bed
+from specter.gpu.draft import Draft
+from specter.gpu.full_size import FullSize
+from specter.gpu.memory import DeviceBudget
+from specter.metrics import Metrics, accesses, summarize
+from specter.recording import RecordingModel
+from specter.speculation.accept import TokenSampler
+from specter.timeline.base import Timeline
+from specter.timeline.costs import CostModel
+from specter.timeline.hardware import Hardware
+
+TILE_ROWS = 16
+MAX_K = 47
+TPOT_TOKENS = 128
+WARMUP_TOKENS = 64
+KV_CAPACITY = 256
+SAMPLINGS = ("greedy", "seeded")
+SLOTS_PER_LAYER = {"high": 16, "low": 4}  # the published tiers of DeepSeek-V2-Lite
+NO_GRAPHS = "no graphs"
+NO_OVERLAP = "no overlap"
+NO_FUSED_KERNEL = "no fused kernel"
+CONF = Path("conf")
+
+
+def load_group(group: str, name: str) -> dict[str, Any]:
+    """One file of a configuration group. Raises SpecterError if there is none."""
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        raise SpecterError(f"{path} does not exist", "run from the root of the repository")
+    values: dict[str, Any] = yaml.safe_load(path.read_text())
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a record is of. `variant` names what was switched off, if anything."""
+
+    system: str
+    tier: str
+    sampling: str
+    k: int
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        depth = f" K={self.k}" if self.k else ""
+        return f"{self.system}{f' ({self.variant})' if self.variant else ''}, {self.tier}, {self.sampling}{depth}"
+
+    def config(self, hardware: Hardware) -> RunConfig:
+        return RunConfig(
+            model=ModelConfig(**load_group("model", "deepseek_v2_lite")),
+            system=SystemConfig(**load_group("system", self.system)),
+            budget=BudgetConfig(self.tier),
+            dataset=DatasetConfig(**load_group("dataset", "prose")),
+            sampling=SamplingConfig(**load_group("sampling", self.sampling)),
+            hardware=hardware,
+            k=self.k or 1,
+            kv_capacity=KV_CAPACITY,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """Metrics of every prompt, and the tokens that were generated."""
+
+    cell: Cell
+    metrics: list[Metrics]
+    tokens: list[list[int]]
+
+    def values(self, key: str) -> list[float]:
+        return [one[key] for one in self.metrics if one.get(key) is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """Mean, least and greatest value of every number, over prompts."""
+        keys = [key for key, value in self.metrics[0].items() if isinstance(value, int | float)]
+        numbers = {key: self.values(key) for key in keys}
+        return {
+            **dataclasses.asdict(self.cell),
+            "num_prompts": len(self.metrics),
+            **{key: {"mean": mean(v), "min": min(v), "max": max(v)} for key, v in numbers.items() if v},
+        }
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class Beds:
+    """Beds of one model, made as they are asked for; all systems of a budget run on the same one, in turn."""
+
+    def __init__(self, full: FullSize, budget: DeviceBudget) -> None:
+        self.full, self._budget = full, budget
+        self._beds: dict[tuple[int, str, str], Bed] = {}
+        self._unpacked: list[Int4Layer] = []
+
+    def get(self, cell: Cell, prompt_len: int) -> Bed:
+        """The bed for a cell, with the graphs of all its passes but a text's last."""
+        spec = self.full.spec
+        num_slots = spec.num_moe_layers * (
+            spec.num_experts if cell.system == "resident" else SLOTS_PER_LAYER[cell.tier]
+        )
+        launches = cell.variant if cell.variant in (NO_GRAPHS, NO_FUSED_KERNEL) else ""
+        key = num_slots, cell.sampling, launches
+        if key not in self._beds:
+            options = load_group("sampling", cell.sampling)
+            temperature = None if cell.sampling == "greedy" else options["temperature"]
+            self._beds[key] = Bed(
+                self.full,
+                num_slots,
+                self._budget,
+                KV_CAPACITY,
+                MAX_K + 1,
+                MAX_K,
+                temperature,
+                options["seed"],
+                cell.variant != NO_GRAPHS,
+                cell.system == "resident",
+                partial(UnfusedDraft, self.unpacked()) if cell.variant == NO_FUSED_KERNEL else Draft,
+            )
+        self._beds[key].capture({1, cell.k + 1, prompt_len})
+        return self._beds[key]
+
+    def unpacked(self) -> list[Int4Layer]:
+        """The draft's codes as a plain backend reads them, on the device."""
+        if not self._unpacked:
+            self._unpacked = [self.full.int4_layer(layer) for layer in range(self.full.spec.num_moe_layers)]
+        return self._unpacked
+
+
+def run_cell(
+    cell: Cell,
+    bed: Bed,
+    hardware: Hardware,
+    prompts: Sequence[Sequence[int]],
+    warmup: Sequence[int],
+    make_timeline: Callable[[], Timeline],
+    num_tokens: int = TPOT_TOKENS,
+    warmup_tokens: int = WARMUP_TOKENS,
+) -> CellResult:
+    """Warms up once and starts every prompt from the cache that this leaves, restored outside the timing."""
+    config = cell.config(hardware)
+    recorder = RecordingModel(bed.model)
+    costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
+    engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs)
+    if warmup_tokens:
+        engine.generate(warmup, warmup_tokens)
+        engine.timeline.drain()
+    state = engine.cache.snapshot()
+    metrics, tokens = [], []
+    for prompt in prompts:
+        engine.cache.restore(state)
+        engine.timeline.drain()
+        metrics.append(_measure(engine, recorder, config, prompt, num_tokens, bed.is_resident))
+        tokens.append(metrics[-1].pop("tokens"))
+    return CellResult(cell, metrics, tokens)
+
+
+def _measure(
+    engine: Engine, recorder: RecordingModel, config: RunConfig, prompt: Sequence[int], num_tokens: int, resident: bool
+) -> Metrics:
+    residents: list[Any] = []
+
+    def on_commit(tokens: list[int]) -> None:
+        if not residents:
+            residents.extend(engine.cache.residency.experts())
+
+    generation = engine.generate(prompt, num_tokens, on_commit)
+    if resident:  # its routing stays on the device
+        window_ms = generation.rounds[-1].end_ms - generation.prefill_end_ms
+        ttft_ms = generation.prefill_end_ms - generation.start_ms
+        return {"tokens": generation.tokens, "tpot_ms": window_ms / (num_tokens - 1), "ttft_ms": ttft_ms}
+    recording = recorder.finish(generation, {})
+    metrics = summarize(
+        generation,
+        accesses(generation, recording),
+        residents,
+        len(engine.cache.residency.slots),
+        config.system.speculative,
+        engine.costs,
+        config.hardware,
+    )
+    return {**metrics, "tokens": generation.tokens}
