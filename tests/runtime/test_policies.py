@@ -119,15 +119,16 @@ class TestThreePhasePlanner:
 
     def test_loads_the_top_m_of_each_layer_by_count_and_protects_those_present(self):
         counts = np.array([[5, 0, 3, 4], [0, 0, 1, 0]], np.int32)
-        present = {ExpertId(0, 3)}
-        plan = self.planner(10).plan(2, counts, present.__contains__)
+        present = np.zeros((2, 4), np.bool_)
+        present[0, 3] = True
+        plan = self.planner(10).plan(2, counts, present)
         assert plan.loads == [ExpertId(0, 0), ExpertId(1, 2)]
-        assert plan.protect == [ExpertId(0, 3)]
+        assert plan.protect.tolist() == [[True, False, False, True], [False, False, True, False]]
 
     def test_next_chunk_lasts_as_long_as_the_copies_just_submitted(self):
         planner = self.planner(16)
         counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 copies of 1 ms: 3 draft steps
-        planner.plan(3, counts, lambda expert: False)
+        planner.plan(3, counts, np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [6]
 
     def test_chunk_adapts_to_measured_bandwidth_and_step(self):
@@ -135,20 +136,20 @@ class TestThreePhasePlanner:
         planner.observe_copies(24_000_000, 1.0)  # 24 GB/s: estimate (0.75 * 12 + 0.25 * 24) = 15 GB/s
         planner.observe_step(0.2)  # estimate 0.75 * 1 + 0.25 * 0.2 = 0.8 ms
         counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 * 0.8 ms / 0.8 ms = 3 steps
-        planner.plan(3, counts, lambda expert: False)
+        planner.plan(3, counts, np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [6]
 
     def test_nothing_more_once_the_next_boundary_reaches_k(self):
         planner = self.planner(5)
-        planner.plan(1, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), lambda expert: False)
+        planner.plan(1, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 5) == []
 
     def test_nothing_more_once_every_layer_has_its_m_experts(self):
         planner = self.planner(16)
-        planner.plan(3, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), lambda expert: True)
+        planner.plan(3, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == []
 
     def test_keeps_planning_while_a_layer_wants_fewer_than_m(self):
         planner = self.planner(16)
-        planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), lambda expert: True)
+        planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [4]
