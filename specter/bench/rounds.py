@@ -88,7 +88,7 @@ class Options:
     pin: str = "require"  # or prefer, off: see specter/gpu/store.py
     sections: str = ",".join(SECTIONS)
     num_prompts: int = 5  # of the main cells
-    num_lossless: int = 20  # prompts of every bit-for-bit combination
+    num_lossless: int = 4  # prompts of every bit-for-bit combination; 20 take three minutes
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class RoundsBench:
         """The K sweep, greedy."""
         for tier in SLOTS_PER_LAYER:
             for k in K_SWEEP:
-                self.run(Cell(OURS, tier, "greedy", k), 2)
+                self.run(Cell(OURS, tier, "greedy", k), 1)
 
     def ablations(self) -> None:
         """One published or missing choice at a time, greedy."""
@@ -177,7 +177,7 @@ class RoundsBench:
             bed = self.beds.get(cell, PROMPT_TOKENS)
             run_cell(cell, bed, self.prompts[:1], (), lambda: timeline, num_tokens, warmup_tokens=0)  # noqa: B023
             timeline.drain()
-            path = self.report.path.parent / f"rounds_{system}.trace.json"
+            path = self.report.path.parent / f"rounds_{system}.trace.json.gz"
             write_chrome_trace(path, timeline.ops or [], {"cell": cell.name, "gpu": self.report.provenance["gpu"]})
 
     # -- inside ----------------------------------------------------------------------------------
@@ -238,7 +238,8 @@ def run(options: Options, console: Console) -> Report:
     files = [path for path in options.prompts.glob("*.jsonl") if path.stem != "heldout"]
     num_prompts = max(options.num_prompts, options.num_lossless)
     prompts = load_prompts(files, options.tokenizer, num_prompts, PROMPT_TOKENS)
-    prompts = [*prompts[:: num_prompts // options.num_prompts], *prompts][:num_prompts]  # one per data set first
+    spread = prompts[:: num_prompts // options.num_prompts][: options.num_prompts]  # from all data sets
+    prompts = [*spread, *(prompt for prompt in prompts if prompt not in spread)]
     warmup = Tokenizer.from_file(str(options.tokenizer)).encode((options.prompts / "warmup.txt").read_text()).ids
     full = load_full_size(options.checkpoint, options.quantized, DEEPSEEK_V2_LITE, budget, options.pin, console)  # type: ignore[arg-type]
     inputs = {
@@ -274,7 +275,11 @@ def _section(name: str, measure: Callable[[], None], report: Report, console: Co
 
 
 def _cell(system: str, tier: str, sampling: str) -> Cell:
-    return Cell(system, "high" if system == "resident" else tier, sampling, K if "specter" in system else 0)
+    if system == "resident":
+        tier = "high"
+    elif system == "on_demand":  # keeps nothing and loads k experts a layer, whatever the text and the budget
+        tier, sampling = "high", "greedy"
+    return Cell(system, tier, sampling, K if "specter" in system else 0)
 
 
 def _copy_expert(arena: DeviceArena, store: PinnedStore, index: int) -> None:

@@ -23,7 +23,7 @@ from specter.timeline.stress import StressedTimeline
 NUM_LAYERS = 3  # one dense, two MoE
 DEPTHS = (4, 8, 16, 32)
 POLICIES = ("specter", "specter_retain", "specter_deadline_lru", "specter_deadline")  # planner x eviction
-NUM_TOKENS = 24
+NUM_TOKENS = 18
 
 
 @dataclass(slots=True)
