@@ -86,6 +86,7 @@ class CellResult:
     cell: Cell
     metrics: list[Metrics]
     tokens: list[list[int]]
+    plain_copy_bytes_per_s: float  # of copies with nothing else to do, beside this cell
 
     def values(self, key: str) -> list[float]:
         return [one[key] for one in self.metrics if one.get(key) is not None]
@@ -97,6 +98,7 @@ class CellResult:
         return {
             **dataclasses.asdict(self.cell),
             "num_prompts": len(self.metrics),
+            "plain_copy_bytes_per_s": self.plain_copy_bytes_per_s,
             **{key: {"mean": mean(v), "min": min(v), "max": max(v)} for key, v in numbers.items() if v},
         }
 
@@ -204,4 +206,5 @@ def measure(generations: Generations, hardware: Hardware) -> CellResult:
         metrics.append(
             summarize(generation, rounds, residents, generations.num_slots, is_speculative, costs, hardware)
         )  # fmt: skip
-    return CellResult(cell, metrics, [generation.tokens for generation, _, _ in generations.texts])
+    tokens = [generation.tokens for generation, _, _ in generations.texts]
+    return CellResult(cell, metrics, tokens, hardware.link_bytes_per_s)
