@@ -166,11 +166,11 @@ class ExpertCache:
         self.counters.num_misses += len(missing)
         if missing:
             self._queue.open(known)
-        self._fetch(missing, arriving)
+        self._fetch(missing, arriving, may_wait=True)
         if hits:
             yield Wave(hits, [])
         while missing or arriving:
-            self._fetch(missing, arriving)
+            self._fetch(missing, arriving, may_wait=False)
             if not arriving:
                 self._make_room()
                 continue
@@ -218,7 +218,8 @@ class ExpertCache:
             slot = self.residency.begin_load(expert)
             self._transfer.place(expert, slot)
             self.residency.end_load(slot)
-            self._eviction.loaded(expert, is_prefetch=False)
+            self._eviction.loaded(expert)
+            self._eviction.used(expert)
 
     def contents(self) -> list[ExpertId]:
         """Residents, least recently used first; `place` restores them."""
@@ -246,21 +247,19 @@ class ExpertCache:
         slot = self.residency.find(expert)
         return slot is not None and slot.pins == 0 and self._has_arrived(slot)
 
-    def _is_idle(self, expert: ExpertId) -> bool:
-        """Whether the slot's last use has ended, so that a copy into it need not wait."""
-        slot = self.residency.find(expert)
-        return slot is None or slot.last_use is None or self._timeline.is_done(slot.last_use)
-
     def _prefetch(self, expert: ExpertId) -> Event | None:
-        slot = self._take_slot(expert, is_prefetch=True)
+        slot = self._take_slot(expert, is_urgent=False)
         if slot is None:
             return None
         self._protected[expert] = True
         self.counters.num_prefetched += 1
         return self._start_load(slot, is_prefetch=True)
 
-    def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot]) -> None:
-        while missing and (slot := self._take_slot(missing[0], is_prefetch=False)) is not None:
+    def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot], may_wait: bool) -> None:
+        while missing:
+            slot = self._take_slot(missing[0], is_urgent=not (may_wait or arriving))
+            if slot is None:
+                return
             missing.popleft()
             self.residency.pin(slot)
             self._start_load(slot, is_prefetch=False)
@@ -277,9 +276,9 @@ class ExpertCache:
         if all(slot.pins for slot in self.residency.slots):
             raise RuntimeError("every slot is pinned: a wave was not released")
 
-    def _take_slot(self, expert: ExpertId, is_prefetch: bool) -> Slot | None:
+    def _take_slot(self, expert: ExpertId, is_urgent: bool) -> Slot | None:
         if self.residency.num_free == 0:
-            victim = self._eviction.victim(expert.layer, is_prefetch, self._may_evict, self._is_idle)
+            victim = self._eviction.victim(expert.layer, self._may_evict, is_urgent)
             if victim is None:
                 return None
             self._displace(victim)
@@ -294,5 +293,5 @@ class ExpertCache:
         slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
         slot.is_prefetch = is_prefetch
         self._queue.issued(slot.ready)
-        self._eviction.loaded(slot.expert, is_prefetch)
+        self._eviction.loaded(slot.expert)
         return slot.ready
