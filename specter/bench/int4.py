@@ -103,7 +103,7 @@ class Backends:
         packed, inner = self.packed, self._inner[routing.weights.shape[0]]
         int4_moe.gate_up(
             self._octets[layer], packed.gate_up[layer, experts], packed.gate_up_params[layer, experts], routing,
-            inner, DRAFT.is_early, DRAFT.gate_up, self._pdl,
+            inner, DRAFT.gate_up, self._pdl,
         )  # fmt: skip
         int4_moe.down(
             self._nothing, self._no_weight, inner, packed.down[layer, experts], packed.down_params[layer, experts],

@@ -42,7 +42,7 @@ class Draft:
 
     Attributes:
         tokens: int32 [max_steps], routing: int16 [max_steps, MoE layers, k], counts: int32 [MoE layers, E]: what
-            the steps since `begin` chose, on the device; routing is -1 where there was none yet.
+            the steps since `begin` chose, on the device.
         logits: fp32 [1, V] of the last step.
     """
 
@@ -106,7 +106,6 @@ class Draft:
         self.position.fill_(position)
         self.step_index.zero_()
         self.counts.zero_()
-        self.routing.fill_(-1)
 
     def step(self) -> None:
         """One draft step on the current stream, by graph replay if it was captured."""
@@ -169,8 +168,8 @@ class Draft:
             self._attended, layer.wide, self._shared, routing, self.weights.spec.norm_eps, tuning.wide, pdl
         )
         int4_moe.gate_up(
-            self._octets, experts.gate_up[moe], experts.gate_up_params[moe], routing, self._inner, tuning.is_early,
-            tuning.gate_up, pdl,
+            self._octets, experts.gate_up[moe], experts.gate_up_params[moe], routing, self._inner, tuning.gate_up,
+            pdl,
         )  # fmt: skip
         int4_moe.down(
             self._shared, layer.down, self._inner, experts.down[moe], experts.down_params[moe], routing,

@@ -10,11 +10,9 @@ integers with one scale per octet, finer than BF16 wherever it matters, and code
 products of pairs (dp2a), eight codes in seven instructions and without rounding. Sums start at the bits of
 1.5 * 2^23, which makes them floats as they are.
 
-Codes are asked for before the kernel that activations come from is complete. Both kernels run after the router's
-(see `specter.kernels.routing`): `gate_up` can wait for its own expert to appear instead of for that whole kernel,
-and `down` starts when every program of `gate_up` knows that the router's is complete. Router weights are multiplied
-into the inner activations, so that `down` is one sum over k * F channels; it takes the shared expert and the
-residual along, in a fixed order.
+`down` asks for its codes before `gate_up` is complete: it starts when every program of `gate_up` knows that the
+router's kernel (see `specter.kernels.routing`) is. Router weights are multiplied into the inner activations, so that
+`down` is one sum over k * F channels; it takes the shared expert and the residual along, in a fixed order.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -163,7 +161,7 @@ def _load_codes(words, packed_scales, runs, inside):
 def _gate_up(
     x, x_scales, scale, words, packed_scales, inner, inner_scales, history, weights, step, F: tl.constexpr,
     D: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr, IS_EARLY: tl.constexpr, DP2A: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_R: tl.constexpr, DP2A: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     RUNS: tl.constexpr = D // 32
     rank = tl.program_id(1)
@@ -171,13 +169,8 @@ def _gate_up(
     rows = tl.minimum(channels, F - 1)
     lanes = tl.arange(0, 4)
     chosen = history + tl.load(step) * STEP_STRIDE + rank
-    if not IS_EARLY:
-        wait_then_release(PDL)
-    expert = tl.load(chosen, volatile=True).to(tl.int32)
-    if IS_EARLY:
-        # All programs of the kernel that writes it have started, or this one would not have: it will come.
-        while expert < 0:
-            expert = tl.load(chosen, volatile=True).to(tl.int32)
+    wait_then_release(PDL)
+    expert = tl.load(chosen, cache_modifier=".cg").to(tl.int32)  # its line of the L1 may be from a layer before
     gate = words + (expert * 2 * F + rows[None, :]) * (RUNS * 4)
     gate_scales = packed_scales + (expert * 2 * F + rows[None, :]) * G
     acc_gate = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
@@ -189,8 +182,6 @@ def _gate_up(
         codes, scales = gate + runs[:, None] * 4, gate_scales + (runs * G // RUNS)[:, None]
         gate_codes, gate_scale = _load_codes(codes, scales, runs, inside)
         up_codes, up_scale = _load_codes(codes + F * RUNS * 4, scales + F * G, runs, inside)
-        if r == 0 and IS_EARLY:
-            wait_then_release(PDL)
         a, b, c, d, by = _load_octets(x, x_scales, runs[:, None] * 4 + lanes[None, :], D // 8)
         acc_gate += _weighted_sums(gate_codes, gate_scale, a, b, c, d, by, DP2A)
         acc_up += _weighted_sums(up_codes, up_scale, a, b, c, d, by, DP2A)
@@ -202,16 +193,14 @@ def _gate_up(
 
 
 def gate_up(
-    x: Octets, words: Tensor, packed_scales: Tensor, routing: RowRouting, inner: Octets, is_early: bool,
-    launch: Launch, pdl: bool,
+    x: Octets, words: Tensor, packed_scales: Tensor, routing: RowRouting, inner: Octets, launch: Launch,
+    pdl: bool,
 ) -> None:  # fmt: skip
     """Gate and up of the chosen experts; `launch.block_n` is a multiple of 8.
 
     Args:
         x: gain * x, of D channels. words, packed_scales: of one layer, [E, 2F, …].
         inner: of k * F channels, out: times the router's weights.
-        is_early: codes are loaded as soon as the expert is known, which takes a history that is -1 where none is
-            known yet; otherwise once the previous kernel is complete.
     """
     _, wide, num_words = words.shape
     inter, top_k, num_in = wide // 2, routing.weights.shape[0], num_words * OCTET
@@ -219,7 +208,7 @@ def gate_up(
         x.values.view(torch.int32), x.scales, routing.scale, words, packed_scales, inner.values, inner.scales,
         routing.history, routing.weights, routing.step, F=inter, D=num_in, TOP_K=top_k, G=packed_scales.shape[-1],
         STEP_STRIDE=routing.history.stride(0), BLOCK_N=launch.block_n,
-        BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, IS_EARLY=is_early, DP2A=words.is_cuda, PDL=pdl,
+        BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, DP2A=words.is_cuda, PDL=pdl,
         **launch.options(pdl),
     )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Routing of the draft's one row, by the last of the programs that compute router logits.
 
-No launch of its own, and none of the kernels after it decides anything: which experts are chosen is known while the
-rest of that kernel still runs, so that their codes can be asked for early. bytes: E logits.
+No launch of its own, and none of the kernels after it decides anything. bytes: E logits.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -24,7 +23,7 @@ class RowRouting:
     logits: Tensor  # fp32 [E]
     scale: Tensor  # fp32 [1], 1 / rms of the row: multiplies gain * x
     weights: Tensor  # fp32 [k], times the model's routed scaling
-    history: Tensor  # int16 [steps, k], a view; -1 in every row whose step has not been routed
+    history: Tensor  # int16 [steps, k], a view
     counts: Tensor  # int32 [E], + 1 each time
     step: Tensor  # int32 [1], the row of `history` to write; complete before the pass's first kernel starts
     arrived: Tensor  # int32 [1], programs that have stored their logits; 0 between kernels

@@ -160,9 +160,8 @@ def random_int4(*shape: int, group: int) -> Int4Matrices:
     return Int4Matrices(codes, scales, torch.randint(0, 16, scales.shape, dtype=torch.uint8, device=DEVICE), group)
 
 
-@pytest.mark.parametrize("is_early", [True, False])
 @pytest.mark.parametrize(("inter", "group", "block"), [(96, 32, 128), (64, 64, 64)])
-def test_int4_experts(inter: int, group: int, block: int, is_early: bool) -> None:
+def test_int4_experts(inter: int, group: int, block: int) -> None:
     hidden, num_experts, top, num_shared = 192, 5, 3, 40
     gate, up = (random_int4(num_experts, inter, hidden, group=group) for _ in range(2))
     down = random_int4(num_experts, hidden, inter, group=min(group, inter))
@@ -179,8 +178,8 @@ def test_int4_experts(inter: int, group: int, block: int, is_early: bool) -> Non
     routing.scale.fill_(0.25)
 
     int4_moe.gate_up(
-        octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), routing, inner, is_early,
-        Launch(16, block), pdl=False,
+        octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), routing, inner, Launch(16, block),
+        pdl=False,
     )  # fmt: skip
     int4_moe.down(
         shared, shared_w, inner, down_words, down_scales, routing, stream, next_gain, Launch(32, 32), pdl=False
