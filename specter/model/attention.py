@@ -18,7 +18,7 @@ from specter.model.kv_cache import KEY_BLOCK, KVCache
 from specter.model.rope import rotary_table, softmax_scale
 from specter.model.spec import ModelSpec
 
-_LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
+LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
 _MASKED = -1e30  # finite: exp of it is exactly 0, and 0 times a finite key leaves no trace
 
 
@@ -96,7 +96,7 @@ def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache:
     heads = tiled_product(mm, x, weights.into, span.tile).view(span.padded_rows, -1, width)
     num_heads = heads.shape[1] - 1
     latent = heads[:, num_heads, :lora]
-    latent.copy_(F.rms_norm(latent, (lora,), None, _LATENT_NORM_EPS))
+    latent.copy_(F.rms_norm(latent, (lora,), None, LATENT_NORM_EPS))
     pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
     turned = torch.view_as_real(pairs * span.turns).flatten(-2)  # [R, H + 1, W]
     cache.latents[layer, span.stored] = turned[: span.num_rows, num_heads]

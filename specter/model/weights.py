@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,16 @@ from torch import Tensor
 from specter.kernels import gated
 from specter.model.attention import AttentionWeights, absorb
 from specter.model.checkpoint import Checkpoint
+from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts
+
+
+class TensorSource(Protocol):
+    """A `Checkpoint`, or anything that has its tensors."""
+
+    spec: ModelSpec
+
+    def tensor(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +54,14 @@ class DecoderWeights:
         head = checkpoint.tensor("lm_head.weight") * checkpoint.tensor("model.norm.weight")
         return cls(
             embedding=place(checkpoint.tensor("model.embed_tokens.weight")),
-            layers=[_load_layer(checkpoint, layer, place) for layer in range(checkpoint.spec.num_layers)],
+            layers=[load_layer(checkpoint, layer, place) for layer in range(checkpoint.spec.num_layers)],
             head=place(head.t()),
         )
 
 
-def _load_layer(checkpoint: Checkpoint, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
+def load_layer(checkpoint: TensorSource, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
+    """One layer's weights, folded; `place` moves each result."""
+
     def get(name: str) -> Tensor:
         return checkpoint.tensor(f"model.layers.{layer}.{name}.weight")
 
@@ -78,6 +90,9 @@ class DraftExperts:
 
     def __init__(self, quantized: Int4Experts, dtype: torch.dtype, device: torch.device | str) -> None:
         gate, up = quantized.gate.dequantize(dtype), quantized.up.dequantize(dtype)
+        if quantized.input_scales is not None:  # AWQ: of the input, so of the columns
+            columns = quantized.input_scales.to(dtype)[:, None, None]
+            gate, up = gate * columns, up * columns
         self.gate_up = torch.cat((gate, up), dim=2).to(device)
         self.down = quantized.down.dequantize(dtype).to(device)
 
