@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,16 @@ from torch import Tensor
 from specter.kernels import gated
 from specter.model.attention import AttentionWeights
 from specter.model.checkpoint import Checkpoint
+from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts
+
+
+class TensorSource(Protocol):
+    """A `Checkpoint`, or anything that has its tensors."""
+
+    spec: ModelSpec
+
+    def tensor(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +53,28 @@ class DecoderWeights:
         def place(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype).contiguous()
 
-        spec = checkpoint.spec
-        embedding = checkpoint.tensor("model.embed_tokens.weight")
-        head = embedding if spec.tied else checkpoint.tensor("lm_head.weight")
-        bias = checkpoint.tensor("lm_head.bias") if spec.head_bias else None
-        if spec.layer_norm:
-            shift = head @ checkpoint.tensor("model.norm.bias")
-            bias = shift if bias is None else bias + shift
+        head, bias = load_head(checkpoint)
         return cls(
-            embedding=place(embedding),
-            layers=[_load_layer(checkpoint, layer, place) for layer in range(spec.num_layers)],
-            head=place((head * checkpoint.tensor("model.norm.weight")).t()),
+            embedding=place(checkpoint.tensor("model.embed_tokens.weight")),
+            layers=[load_layer(checkpoint, layer, place) for layer in range(checkpoint.spec.num_layers)],
+            head=place(head.t()),
             head_bias=None if bias is None else place(bias),
         )
 
 
-def _load_layer(checkpoint: Checkpoint, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
+def load_head(checkpoint: TensorSource) -> tuple[Tensor, Tensor | None]:
+    """The head [V, D] with the final norm's gain folded in, and its bias [V] with the norm's, where there is one."""
+    spec = checkpoint.spec
+    head = checkpoint.tensor("model.embed_tokens.weight" if spec.tied else "lm_head.weight")
+    bias = checkpoint.tensor("lm_head.bias") if spec.head_bias else None
+    if spec.layer_norm:
+        shift = head @ checkpoint.tensor("model.norm.bias")
+        bias = shift if bias is None else bias + shift
+    return head * checkpoint.tensor("model.norm.weight"), bias
+
+
+def load_layer(checkpoint: TensorSource, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
+    """One layer's weights, folded; `place` moves each result."""
     spec = checkpoint.spec
     is_dense = layer < spec.num_dense_layers
     mlp = "mlp" if is_dense else "mlp.shared_experts"
@@ -84,6 +100,9 @@ class DraftExperts:
 
     def __init__(self, quantized: Int4Experts, dtype: torch.dtype, device: torch.device | str) -> None:
         gate, up = quantized.gate.dequantize(dtype), quantized.up.dequantize(dtype)
+        if quantized.input_scales is not None:  # AWQ: of the input, so of the columns
+            columns = quantized.input_scales.to(dtype)[:, None, None]
+            gate, up = gate * columns, up * columns
         self.gate_up = torch.cat((gate, up), dim=2).to(device)
         self.down = quantized.down.dequantize(dtype).to(device)
 

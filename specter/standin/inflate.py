@@ -23,7 +23,7 @@ from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.model.checkpoint import Checkpoint
 from specter.model.spec import DEEPSEEK_V2_LITE, ModelSpec
-from specter.quantize.cli import atomic_directory
+from specter.quantize.workspace import atomic_directory
 from specter.standin.inflated import InflatedCheckpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
