@@ -71,6 +71,8 @@ class LiveModel:
         if config.system.speculative:
             notes["draft_origin"] = check_draft_origin(Path(config.model.quantized), checkpoint)
             draft = read_directory(Path(config.model.quantized), spec)
+            if draft.num_ignored:
+                notes["draft_ignores"] = f"{draft.num_ignored} quantised modules besides the routed experts"
         codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
         moe_layers = progress.track(range(spec.num_moe_layers), description="load experts")
         store = ExpertStore(codec, (checkpoint.experts(layer) for layer in moe_layers))

@@ -48,8 +48,8 @@ def cut_windows(train: NDArray[np.uint16], num_sequences: int, length: int) -> N
     return train[starts[:, None] + np.arange(length)]
 
 
-def load_calibration(path: Path, spec: ModelSpec) -> CalibrationText:
-    """Reads calibration tokens, uint16 `tokens` [sequences, length].
+def load_calibration(path: Path, spec: ModelSpec, num_sequences: int = 0) -> CalibrationText:
+    """Reads calibration tokens, uint16 `tokens` [sequences, length]; `num_sequences` of them, spread over the file.
 
     Raises:
         SpecterError: the file is missing or damaged, too short, or speaks of tokens that the model lacks.
@@ -69,6 +69,12 @@ def load_calibration(path: Path, spec: ModelSpec) -> CalibrationText:
             f"{path}: token {tokens.max()} is beyond the vocabulary of {spec.vocab} of {spec.name}",
             "calibrate with tokens of the model's own tokenizer",
         )
+    if num_sequences:
+        if not 2 <= num_sequences <= len(tokens):
+            raise SpecterError(
+                f"sequences={num_sequences} is outside 2..{len(tokens)} of {path}", "give fewer, or 0: all"
+            )
+        tokens = tokens[np.linspace(0, len(tokens) - 1, num_sequences).astype(np.int64)]
     return CalibrationText(
         tokens=torch.from_numpy(tokens.astype(np.int64)),
         num_held_out=max(1, len(tokens) // HELD_OUT_ONE_IN),

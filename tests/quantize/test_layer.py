@@ -11,13 +11,14 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.model import layerwise
 from specter.model.checkpoint import Checkpoint, write_checkpoint
 from specter.model.spec import ModelSpec
-from specter.quantize import activations
 from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import cut_windows, load_calibration
 from specter.quantize.gptq import quantize_gptq
-from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error, quantize_layer
+from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error
+from specter.quantize.quantizers import Gptq, Rtn, build_int4
 from specter.quantize.rtn import quantize_rtn
 from specter.standin.checkpoint import to_hub
 from specter.standin.network import Network, experts_dense, init_weights
@@ -61,7 +62,7 @@ def test_hessians_belong_to_their_expert() -> None:
 
 def test_a_layer_is_its_matrices_quantised_one_by_one() -> None:
     experts, inputs = layer_experts(), layer_inputs(400)
-    layer = quantize_layer(experts, inputs, "gptq", 16, min_tokens=D)
+    layer = Gptq(16, D)(experts, inputs)
     hessians = collect_hessians(experts, inputs)
     for matrices, weights, sums in (
         (layer.gate, experts.gate, hessians.hidden),
@@ -77,7 +78,7 @@ def test_a_layer_is_its_matrices_quantised_one_by_one() -> None:
 def test_gptq_experts_are_closer_than_rounded_ones() -> None:
     experts, seen, held_out = layer_experts(), layer_inputs(800, seed=1), layer_inputs(400, seed=2)
     errors = {
-        method: output_error(experts, quantize_layer(experts, seen, method, 128, D).dequantize(), held_out)
+        method: output_error(experts, build_int4(method, 128, D)(experts, seen).dequantize(), held_out)
         for method in ("gptq", "rtn")
     }
     assert 0 < errors["gptq"] < 0.8 * errors["rtn"]
@@ -86,19 +87,19 @@ def test_gptq_experts_are_closer_than_rounded_ones() -> None:
 
 def test_uncovered_experts_fall_back_and_are_counted() -> None:
     experts, inputs = layer_experts(), layer_inputs(300, experts=3)
-    layer = quantize_layer(experts, inputs, "gptq", 128, min_tokens=D)
+    layer = Gptq(128, D)(experts, inputs)
     assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 600
     assert layer.fallback.tolist() == [False, False, False, True]
     for matrices, weights in ((layer.gate, experts.gate), (layer.up, experts.up), (layer.down, experts.down)):
         rtn = quantize_rtn(weights, 128)
         assert torch.equal(matrices.codes[3], rtn.codes[3])
         assert not torch.equal(matrices.codes[0], rtn.codes[0])
-    everybody = quantize_layer(experts, inputs, "gptq", 128, min_tokens=301)
+    everybody = Gptq(128, 301)(experts, inputs)
     assert everybody.fallback.all() and torch.equal(everybody.down.codes, quantize_rtn(experts.down, 128).codes)
 
 
 def test_rtn_counts_tokens_but_no_fallbacks() -> None:
-    layer = quantize_layer(layer_experts(), layer_inputs(30, experts=3), "rtn", 128, min_tokens=1000)
+    layer = Rtn(128)(layer_experts(), layer_inputs(30, experts=3))
     assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 60
     assert not layer.fallback.any()
 
@@ -107,7 +108,7 @@ def test_activations_that_are_not_numbers_are_refused() -> None:
     inputs = layer_inputs(30)
     inputs.hidden[3, 4] = float("nan")
     with pytest.raises(SpecterError, match="activations"):
-        quantize_layer(layer_experts(), inputs, "gptq", 128, D)
+        Gptq(128, D)(layer_experts(), inputs)
 
 
 # -- the pass over the model ----------------------------------------------------------------------------
@@ -128,10 +129,11 @@ def test_walk_sees_what_the_network_feeds_its_experts(
         return experts_dense(h, gains, ids, gate_up, down)
 
     Network(spec, 20, "cpu", experts=spy)(weights, tokens)
-    monkeypatch.setattr(activations, "SEQUENCES_AT_ONCE", 2)  # an uneven split
+    monkeypatch.setattr(layerwise, "SEQUENCES_AT_ONCE", 2)  # an uneven split
     walked = list(walk_moe_layers(Checkpoint.open(tmp_path), tokens))
     assert len(walked) == len(fed) == spec.num_moe_layers
-    for layer, ((experts, inputs), (hidden, ids)) in enumerate(zip(walked, fed, strict=True)):
+    for layer, (step, (hidden, ids)) in enumerate(zip(walked, fed, strict=True)):
+        experts, inputs = step.experts, step.inputs
         torch.testing.assert_close(inputs.hidden, hidden, rtol=1e-4, atol=1e-5)
         assert torch.equal(inputs.routing.sort().values, ids.sort().values)
         assert torch.equal(torch.cat((experts.gate, experts.up), 1), weights["gate_up"][layer])
