@@ -102,3 +102,15 @@ def embed(source: Source, tokens: Tensor, device: torch.device | str) -> list[Te
     """States that enter layer 0: tokens int64 [sequences, T] as batches fp32 [B, T, D]."""
     embedding = source.tensor("model.embed_tokens.weight").to(device)
     return [F.embedding(part, embedding).float() for part in tokens.to(device).split(SEQUENCES_AT_ONCE)]
+
+
+class TargetHead:
+    """The final norm and the head, on `device`."""
+
+    def __init__(self, source: Source, device: torch.device | str) -> None:
+        self._spec = source.spec
+        self._head = (source.tensor("lm_head.weight").float() * source.tensor("model.norm.weight")).to(device)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of final states [rows, D]: [rows, V]."""
+        return F.rms_norm(x, (self._spec.hidden,), None, self._spec.norm_eps) @ self._head.T

@@ -107,10 +107,7 @@ def write_directory(
 
 
 def _layer_of(experts: Int4Experts, index: int) -> Int4Layer:
-    gate, up, down = (
-        Int4Matrices(m.codes[index], m.scales[index], m.zeros[index], m.group)
-        for m in (experts.gate, experts.up, experts.down)
-    )
+    gate, up, down = (part.layer(index) for part in (experts.gate, experts.up, experts.down))
     unknown = torch.zeros(0)
     scales = None if experts.input_scales is None else experts.input_scales[index]
     return QuantizedLayer(gate, up, down, tokens=unknown, fallback=unknown, input_scales=scales)
