@@ -19,11 +19,10 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
+from specter.model.names import PARTS, Shape, canonical, expected_shapes, on_hub
 from specter.model.spec import ModelSpec, read_spec
 
 _FLOATS = ("F32", "F16", "BF16")
-_PARTS = ("gate_proj", "up_proj", "down_proj")
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,7 @@ class _Entry:
     """A tensor as the header of its file tells it."""
 
     path: Path
+    name: str  # in the file
     shape: Shape
     dtype: str
 
@@ -53,7 +53,7 @@ class Checkpoint:
         """
         directory = Path(directory)
         spec = read_spec(directory)
-        entries = _read_headers(directory)
+        entries = _read_headers(directory, spec.family)
         _check(spec, directory.name, entries)
         return cls(directory, spec, entries)
 
@@ -81,7 +81,7 @@ class Checkpoint:
             return self.tensor(f"{prefix}.gate_up_proj"), self.tensor(f"{prefix}.down_proj")
         experts = range(self.spec.num_experts)
         gate, up, down = (
-            torch.stack([self.tensor(f"{prefix}.{expert}.{part}.weight") for expert in experts]) for part in _PARTS
+            torch.stack([self.tensor(f"{prefix}.{expert}.{part}.weight") for expert in experts]) for part in PARTS
         )
         return torch.cat((gate, up), dim=1), down
 
@@ -96,71 +96,39 @@ class Checkpoint:
 
     def _read(self, name: str) -> Tensor:
         with safe_open(self._entries[name].path, framework="pt") as file:
-            value: Tensor = file.get_tensor(name)
+            value: Tensor = file.get_tensor(self._entries[name].name)
         return value
 
 
 def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor], int8: bool = False) -> None:
-    """Writes config.json and model.safetensors; `int8` codes the tensors in the stand-ins' format."""
+    """Writes config.json and model.safetensors under the family's names on the hub.
+
+    Args:
+        tensors: by Specter's names (see `specter.model.names`).
+        int8: code the tensors in the stand-ins' format.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(spec.to_config(), indent=2) + "\n")
     metadata = {"format": FORMAT if int8 else "pt"}
     stored = encode(tensors) if int8 else {name: tensor.contiguous() for name, tensor in tensors.items()}
+    stored = {on_hub(spec.family, name): tensor for name, tensor in stored.items()}
     save_file(stored, directory / "model.safetensors", metadata=metadata)
 
 
-def expected_shapes(spec: ModelSpec, fused: bool = False) -> dict[str, Shape]:
-    """Name and shape of every tensor of a checkpoint, routed experts one by one or `fused` by layer."""
-    hidden, inter, num_experts = spec.hidden, spec.expert_inter, spec.num_experts
-    shapes: dict[str, Shape] = {
-        "model.embed_tokens.weight": (spec.vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (spec.vocab, hidden),
-    }
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}"
-        attention = f"{prefix}.self_attn"
-        shapes |= {
-            f"{prefix}.input_layernorm.weight": (hidden,),
-            f"{prefix}.post_attention_layernorm.weight": (hidden,),
-            f"{attention}.q_proj.weight": (spec.num_heads * spec.qk_dim, hidden),
-            f"{attention}.kv_a_proj_with_mqa.weight": (spec.kv_lora + spec.rope_dim, hidden),
-            f"{attention}.kv_a_layernorm.weight": (spec.kv_lora,),
-            f"{attention}.kv_b_proj.weight": (spec.num_heads * (spec.nope_dim + spec.v_dim), spec.kv_lora),
-            f"{attention}.o_proj.weight": (hidden, spec.num_heads * spec.v_dim),
-        }
-        if layer < spec.num_dense_layers:
-            shapes |= _mlp_shapes(f"{prefix}.mlp", hidden, spec.dense_inter)
-            continue
-        shapes[f"{prefix}.mlp.gate.weight"] = (num_experts, hidden)
-        shapes |= _mlp_shapes(f"{prefix}.mlp.shared_experts", hidden, spec.shared_inter)
-        if fused:
-            shapes[f"{prefix}.mlp.experts.gate_up_proj"] = (num_experts, 2 * inter, hidden)
-            shapes[f"{prefix}.mlp.experts.down_proj"] = (num_experts, hidden, inter)
-        else:
-            for expert in range(num_experts):
-                shapes |= _mlp_shapes(f"{prefix}.mlp.experts.{expert}", hidden, inter)
-    return shapes
-
-
-def _mlp_shapes(prefix: str, hidden: int, inter: int) -> dict[str, Shape]:
-    gate, up, down = (f"{prefix}.{part}.weight" for part in _PARTS)
-    return {gate: (inter, hidden), up: (inter, hidden), down: (hidden, inter)}
-
-
-def _read_headers(directory: Path) -> dict[str, _Entry]:
+def _read_headers(directory: Path, family: str) -> dict[str, _Entry]:
     entries: dict[str, _Entry] = {}
     for path in _weight_files(directory):
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                for stored in file.keys():  # noqa: SIM118 (not a mapping)
+                    name = canonical(family, stored)
                     if name in entries:
                         raise SpecterError(
                             f"tensor {name} is in both {entries[name].path.name} and {path.name}",
                             "remove the shard that does not belong to the checkpoint",
                         )
-                    header = file.get_slice(name)
-                    entries[name] = _Entry(path, tuple(header.get_shape()), header.get_dtype())
+                    header = file.get_slice(stored)
+                    entries[name] = _Entry(path, stored, tuple(header.get_shape()), header.get_dtype())
         except (SafetensorError, OSError) as error:
             raise SpecterError(
                 f"{path} cannot be read as safetensors ({error})", "it is truncated or damaged: get the file anew"

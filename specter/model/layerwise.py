@@ -15,8 +15,9 @@ from torch import Tensor
 
 from specter.kernels import gated
 from specter.model.attention import LATENT_NORM_EPS, RotaryPairs
-from specter.model.routing import top_k
-from specter.model.weights import TensorSource, load_layer
+from specter.model.routing import route
+from specter.model.spec import ModelSpec
+from specter.model.weights import TensorSource, load_head, load_layer
 
 SEQUENCES_AT_ONCE = 8  # bounds the memory of attention and of a wide dense layer
 
@@ -61,41 +62,62 @@ class TargetLayer:
 
     def heads(self, x: Tensor) -> Heads:
         """Of states [B, T, D]: rotated queries and keys (with the softmax scale), and values."""
-        spec = self.spec
-        width = spec.kv_lora + spec.rope_dim
-        wide = F.rms_norm(x, (spec.hidden,), None, spec.norm_eps) @ self._weights.attention.into
-        heads = wide.unflatten(-1, (-1, width))
-        latent = heads[:, :, spec.num_heads, : spec.kv_lora]
-        latent.copy_(F.rms_norm(latent, (spec.kv_lora,), None, LATENT_NORM_EPS))
+        spec, attention = self.spec, self._weights.attention
+        wide = self._norm(x) @ attention.into
+        if attention.into_bias is not None:
+            wide = wide + attention.into_bias
+        num_rotated = (spec.num_heads + spec.num_key_heads) * spec.key_width
+        heads = wide[..., :num_rotated].unflatten(-1, (-1, spec.key_width))
+        if spec.is_latent:
+            latent = heads[:, :, spec.num_heads, : spec.kv_lora]
+            latent.copy_(F.rms_norm(latent, (spec.kv_lora,), None, LATENT_NORM_EPS))
         pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
         turned = torch.view_as_real(pairs * self._turns[: x.shape[1], None]).flatten(-2).transpose(1, 2)
-        keys = turned[:, spec.num_heads :]
-        return Heads(turned[:, : spec.num_heads], keys, keys[..., : spec.kv_lora])
+        queries, keys = turned[:, : spec.num_heads], turned[:, spec.num_heads :]
+        if spec.is_latent:
+            return Heads(queries, keys, keys[..., : spec.kv_lora])
+        return Heads(queries, keys, wide[..., num_rotated:].unflatten(-1, (-1, spec.value_width)).transpose(1, 2))
 
     def attend(self, x: Tensor, heads: Heads, mask: Tensor | None = None) -> Tensor:
         """x plus attention; causal, or by a boolean mask [T, keys] that says what is seen."""
-        num_heads, value_width = heads.queries.shape[1], heads.values.shape[-1]
-        keys, values = (part.expand(-1, num_heads, -1, -1) for part in (heads.keys, heads.values))
-        values = F.pad(values, (0, heads.queries.shape[-1] - value_width))  # the fast kernels want one head width
+        attention, value_width = self._weights.attention, heads.values.shape[-1]
+        group = heads.queries.shape[1] // heads.keys.shape[1]
+        values = F.pad(heads.values, (0, heads.queries.shape[-1] - value_width))  # the fast kernels want one head width
+        keys, values = (part.repeat_interleave(group, 1) if group > 1 else part for part in (heads.keys, values))
         context = F.scaled_dot_product_attention(heads.queries, keys, values, mask, is_causal=mask is None, scale=1.0)
-        return x + context[..., :value_width].transpose(1, 2).flatten(2) @ self._weights.attention.out
+        out = context[..., :value_width].transpose(1, 2).flatten(2) @ attention.out
+        return x + out if attention.out_bias is None else x + (out + attention.out_bias)
 
     def dense(self, x: Tensor) -> Tensor:
         """The output [B, T, D] of a dense layer, whose states behind attention are x."""
-        return x + gated(self._normed(x) @ self._weights.gate_up) @ self._weights.down
+        return x + gated(self._normed(x) @ self._weights.wide) @ self._weights.down
 
     def mix(self, x: Tensor) -> Mixed:
         """What an MoE layer makes of states x [B, T, D] behind attention, up to its routed experts."""
         spec = self.spec
         hidden = self._normed(x)
-        wide = hidden @ self._weights.gate_up
-        base = x + gated(wide[..., spec.num_experts :]) @ self._weights.down
-        logits = wide[..., : spec.num_experts]
-        gains, routing = top_k(logits, spec.top_k)
-        return Mixed(hidden, base, logits, gains * spec.routed_scaling, routing)
+        logits, gate, wide = (hidden @ self._weights.wide).split(
+            (spec.num_experts, int(spec.shared_gate), 2 * spec.shared_inter), -1
+        )
+        base = x
+        if spec.shared_inter:
+            shared = gated(wide) @ self._weights.down
+            base = x + (shared * torch.sigmoid(gate) if spec.shared_gate else shared)
+        gains, routing = (part.view(*x.shape[:2], -1) for part in route(spec, logits.flatten(0, 1)))
+        return Mixed(hidden, base, logits, gains, routing)
 
     def _normed(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.spec.hidden,), self._weights.norm, self.spec.norm_eps)
+        return self._norm(x, self._weights.norm, self._weights.norm_bias)
+
+    def _norm(self, x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return normalise(self.spec, x, gain, bias)
+
+
+def normalise(spec: ModelSpec, x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """The family's norm of x [..., D]; without gain where that is folded into what reads it."""
+    if spec.layer_norm:
+        return F.layer_norm(x, (spec.hidden,), gain, bias, spec.norm_eps)
+    return F.rms_norm(x, (spec.hidden,), gain, spec.norm_eps)
 
 
 def embed(source: Source, tokens: Tensor, device: torch.device | str) -> list[Tensor]:
@@ -109,8 +131,9 @@ class TargetHead:
 
     def __init__(self, source: Source, device: torch.device | str) -> None:
         self._spec = source.spec
-        self._head = (source.tensor("lm_head.weight").float() * source.tensor("model.norm.weight")).to(device)
+        self._head, self._bias = load_head(source, lambda tensor: tensor.to(device, torch.float32).contiguous())
 
     def logits(self, x: Tensor) -> Tensor:
         """Of final states [rows, D]: [rows, V]."""
-        return F.rms_norm(x, (self._spec.hidden,), None, self._spec.norm_eps) @ self._head.T
+        logits = normalise(self._spec, x) @ self._head
+        return logits if self._bias is None else logits + self._bias

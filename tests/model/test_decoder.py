@@ -71,7 +71,7 @@ def test_outputs_are_the_last_rows(live: Live) -> None:
 
 def test_padding_is_written_nowhere(live: Live) -> None:
     run_pass(live.decoder, live.store, TOKENS, 0)
-    latents = live.decoder.cache.latents
+    latents = live.decoder.cache.entries
     assert latents[:, : len(TOKENS)].any(dim=-1).all()
     assert not latents[:, len(TOKENS) :].any()
 

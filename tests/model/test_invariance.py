@@ -37,7 +37,7 @@ def leaky_product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def snapshot(live: Live) -> Tensor:
-    return live.decoder.cache.latents[:, : live.decoder.cache.length].clone()
+    return live.decoder.cache.entries[:, : live.decoder.cache.length].clone()
 
 
 def verify_and_plain(live: Live) -> tuple[list[Tensor], list[Tensor]]:
@@ -98,7 +98,7 @@ def test_check_passes_and_leaves_nothing_behind(live: Live, threads: int) -> Non
     report = invariance_check(live.decoder)
     assert not report.rowwise and report.failures == ()
     assert report.num_threads == threads
-    assert live.decoder.cache.length == 0 and not live.decoder.cache.latents.any()
+    assert live.decoder.cache.length == 0 and not live.decoder.cache.entries.any()
     assert live.decoder.arena.gate_up.isnan().all() and live.decoder.arena.down.isnan().all()
 
 

@@ -22,6 +22,7 @@ from specter.quantize.quantizers import Gptq, Rtn, build_int4
 from specter.quantize.rtn import quantize_rtn
 from specter.standin.checkpoint import to_hub
 from specter.standin.network import Network, experts_dense, init_weights
+from tests.helpers import FAMILIES
 
 E, D, F = 4, 32, 16
 
@@ -114,11 +115,13 @@ def test_activations_that_are_not_numbers_are_refused() -> None:
 # -- the pass over the model ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_walk_sees_what_the_network_feeds_its_experts(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spec = FAMILIES[family]
     weights = init_weights(spec, seed=0)
-    for name in ("attn_norm", "mlp_norm", "kv_norm"):
+    for name in [name for name in weights if "norm" in name or name.endswith("bias")]:
         weights[name] = torch.rand_like(weights[name]) + 0.5
     write_checkpoint(tmp_path, spec, to_hub(weights, spec))
     tokens = torch.randint(0, spec.vocab, (3, 20), generator=torch.Generator().manual_seed(1))

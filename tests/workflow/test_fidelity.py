@@ -21,7 +21,7 @@ from specter.model.checkpoint import Checkpoint
 from specter.probes.fidelity import Followed, Study, Texts, order_match, set_match, study, window_mask
 from specter.probes.teacher import force
 from specter.quantize.layer import LayerExperts
-from tests.helpers import TINY, open_live, quantize, write_random
+from tests.helpers import FAMILIES, TINY, open_live, quantize, write_random
 
 
 def texts(num: int, length: int, first: int) -> Texts:
@@ -37,11 +37,13 @@ def test_a_draft_sees_the_targets_keys_before_its_window_and_its_own_within() ->
     assert mask.any(1).all()
 
 
-def test_it_is_what_the_engines_draft_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_what_the_engines_draft_does(tmp_path: Path, family: str) -> None:
     """Same routing and choices as draft steps and verification passes on the live decoder, token by token."""
-    write_random(tmp_path)
+    spec = FAMILIES[family]
+    write_random(tmp_path, spec)
     live, window = open_live(tmp_path), 6
-    experts = quantize(TINY, live.store)
+    experts = quantize(spec, live.store)
 
     def draft(layer: int, target: LayerExperts) -> LayerExperts:
         return LayerExperts(*(getattr(experts, name).dequantize()[layer] for name in ("gate", "up", "down")))
