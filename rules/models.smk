@@ -30,6 +30,7 @@ rule quantize:
         directory("results/quantized/{model}/{method}"),
     params:
         checkpoint=lambda wildcards: model_config(wildcards).checkpoint,
+        tokenizer=lambda wildcards: model_config(wildcards).tokenizer,
         sequences=lambda wildcards: 64 if wildcards.method == "awq" else 0,
         device=lambda wildcards: "cuda" if model_config(wildcards).checkpoint_kind == "hub" else "cpu",
     log:
@@ -39,7 +40,7 @@ rule quantize:
     threads: 1
     shell:
         "python -m specter.quantize checkpoint={params.checkpoint:q} out={output} method={wildcards.method} "
-        "group=128 sequences={params.sequences} device={params.device} threads={threads} > {log}"
+        "tokenizer={params.tokenizer:q} group=128 sequences={params.sequences} device={params.device} threads={threads} > {log}"
 
 
 rule probe:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from specter.errors import SpecterError
@@ -22,6 +23,7 @@ from specter.model.spec import ModelSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION = ROOT / "data" / "standins" / "calibration.safetensors"
+TOKENIZER = CALIBRATION.with_name("tokenizer.json")  # the shipped tokens'
 NUM_SEQUENCES = 256
 SEQUENCE_LENGTH = 256
 HELD_OUT_ONE_IN = 8  # sequences kept out of the Hessians, on which errors are measured
@@ -48,8 +50,21 @@ def cut_windows(train: NDArray[np.uint16], num_sequences: int, length: int) -> N
     return train[starts[:, None] + np.arange(length)]
 
 
-def load_calibration(path: Path, spec: ModelSpec, num_sequences: int = 0) -> CalibrationText:
+def recode(tokens: NDArray[np.int64], theirs: Tokenizer) -> NDArray[np.int64]:
+    """Tokens [N, length] of the shipped tokenizer as text, coded by another tokenizer: windows [n, length] of it."""
+    texts = Tokenizer.from_file(str(TOKENIZER)).decode_batch(tokens.tolist())
+    ids = np.concatenate([np.array(one.ids, np.int64) for one in theirs.encode_batch(texts, add_special_tokens=False)])
+    length = tokens.shape[1]
+    return ids[: len(ids) // length * length].reshape(-1, length)
+
+
+def load_calibration(
+    path: Path, spec: ModelSpec, num_sequences: int = 0, tokenizer: Path | None = None
+) -> CalibrationText:
     """Reads calibration tokens, uint16 `tokens` [sequences, length]; `num_sequences` of them, spread over the file.
+
+    Args:
+        tokenizer: the model's; another one than the stand-ins' codes the shipped text anew.
 
     Raises:
         SpecterError: the file is missing or damaged, too short, or speaks of tokens that the model lacks.
@@ -62,6 +77,7 @@ def load_calibration(path: Path, spec: ModelSpec, num_sequences: int = 0) -> Cal
         raise SpecterError(f"no calibration tokens in {path} ({error})", remedy) from None
     if tokens.ndim != 2 or tokens.dtype != np.uint16 or len(tokens) < 2:
         raise SpecterError(f"{path}: tokens are {tokens.dtype} {list(tokens.shape)}, not uint16 [>= 2, length]", remedy)
+    tokens = tokens.astype(np.int64)
     if tokens.shape[1] > spec.max_positions:
         raise SpecterError(f"{path}: sequences of {tokens.shape[1]} exceed {spec.max_positions} positions", remedy)
     if int(tokens.max()) >= spec.vocab:
@@ -69,6 +85,8 @@ def load_calibration(path: Path, spec: ModelSpec, num_sequences: int = 0) -> Cal
             f"{path}: token {tokens.max()} is beyond the vocabulary of {spec.vocab} of {spec.name}",
             "calibrate with tokens of the model's own tokenizer",
         )
+    if path == CALIBRATION:
+        tokens = _for_model(tokens, spec, tokenizer)
     if num_sequences:
         if not 2 <= num_sequences <= len(tokens):
             raise SpecterError(
@@ -76,10 +94,29 @@ def load_calibration(path: Path, spec: ModelSpec, num_sequences: int = 0) -> Cal
             )
         tokens = tokens[np.linspace(0, len(tokens) - 1, num_sequences).astype(np.int64)]
     return CalibrationText(
-        tokens=torch.from_numpy(tokens.astype(np.int64)),
+        tokens=torch.from_numpy(tokens),
         num_held_out=max(1, len(tokens) // HELD_OUT_ONE_IN),
         sha256=hashlib.sha256(content).hexdigest(),
     )
+
+
+def _for_model(tokens: NDArray[np.int64], spec: ModelSpec, tokenizer: Path | None) -> NDArray[np.int64]:
+    """The shipped tokens in the model's own vocabulary. Raises SpecterError if that cannot be known."""
+    if tokenizer is None:
+        if spec.vocab > Tokenizer.from_file(str(TOKENIZER)).get_vocab_size():
+            raise SpecterError(
+                f"{spec.name} has {spec.vocab} tokens, the calibration text is coded by the stand-ins' tokenizer",
+                "give tokenizer=FILE, the model's tokenizer.json; for an inflated stand-in "
+                "data/standins/tokenizer.json",
+            )
+        return tokens
+    try:
+        theirs = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the library raises bare Exceptions
+        raise SpecterError(
+            f"{tokenizer} is not a tokenizer: {error}", "give tokenizer=FILE, a tokenizer.json"
+        ) from None
+    return tokens if tokenizer.read_bytes() == TOKENIZER.read_bytes() else recode(tokens, theirs)
 
 
 def main() -> None:

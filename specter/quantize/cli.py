@@ -40,6 +40,7 @@ class Options:
     group: int = 128  # input channels per group, or the row where it is shorter
     calibration: Path = CALIBRATION
     sequences: int = 0  # of the calibration text, spread over it; 0: all
+    tokenizer: str = ""  # the model's tokenizer.json; left out: the one in its checkpoint, if there is one
     min_tokens: int = 0  # calibration tokens below which an expert is rounded to nearest; 0: twice the hidden size
     device: str = "cpu"  # or cuda
     threads: int = 1
@@ -122,7 +123,7 @@ def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> s
         "group": options.group,
         "min_tokens": min_tokens(options, checkpoint.spec),
         "calibration": text.sha256,
-        "sequences": len(text.tokens),
+        "tokens": hashlib.sha256(text.tokens.numpy().tobytes()).hexdigest(),
         "code": code.hexdigest(),
     }
     return json.dumps(parts, indent=1)
@@ -143,7 +144,9 @@ def run(options: Options, console: Console) -> None:
     checkpoint = Checkpoint.open(options.checkpoint)
     spec = checkpoint.spec
     _check_groups(spec, options.group)
-    text = load_calibration(options.calibration, spec, options.sequences)
+    own = Path(options.tokenizer) if options.tokenizer else options.checkpoint / "tokenizer.json"
+    tokenizer = own if options.tokenizer or own.is_file() else None
+    text = load_calibration(options.calibration, spec, options.sequences, tokenizer)
     work = Workspace(options.out, origin(options, checkpoint, text))
     num_resumed = len(work.layers)
     if num_resumed:
