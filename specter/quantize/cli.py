@@ -38,7 +38,7 @@ class Options:
     out: Path  # directory to make
     method: str = "gptq"
     group: int = 128  # input channels per group, or the row where it is shorter
-    calibration: Path = CALIBRATION
+    calibration: Path = CALIBRATION  # tokens, or a text (.txt)
     sequences: int = 0  # of the calibration text, spread over it; 0: all
     tokenizer: str = ""  # the model's tokenizer.json; left out: the one in its checkpoint, if there is one
     min_tokens: int = 0  # calibration tokens below which an expert is rounded to nearest; 0: twice the hidden size
@@ -59,8 +59,18 @@ class Options:
         return options
 
 
-def quantize_model(source: Source, text: CalibrationText, options: Options, work: Workspace, console: Console) -> None:
-    """Quantises every routed expert that `work` lacks; errors are measured on the text's held-out sequences."""
+def quantize_model(
+    source: Source,
+    text: CalibrationText,
+    options: Options,
+    work: Workspace,
+    console: Console,
+    num_layers: int | None = None,
+) -> None:
+    """Quantises every routed expert that `work` lacks, of the first `num_layers` MoE layers or of all.
+
+    Errors are measured on the text's held-out sequences.
+    """
     spec = source.spec
     num_rows = (len(text.tokens) - text.num_held_out) * text.tokens.shape[1]
     quantizers = {
@@ -92,6 +102,8 @@ def quantize_model(source: Source, text: CalibrationText, options: Options, work
             }
             work.add(shard_name(step.layer, spec.num_moe_layers), tensors, report, step.after)
             progress.advance(task)
+            if len(work.layers) == num_layers:
+                break
 
 
 def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -174,6 +174,20 @@ def test_the_shipped_text_is_coded_anew_for_another_tokenizer(spec: ModelSpec, t
     assert 0.9 * words.count("the") < (other.tokens == 0).sum() < 1.2 * words.count("the")
 
 
+def test_a_text_is_coded_by_the_models_tokenizer(spec: ModelSpec, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("A ferry left the harbour.\n" * 200)
+    standin = dataclasses.replace(spec, vocab=8192)
+    given = load_calibration(tmp_path / "mine.txt", standin, tokenizer=TOKENIZER)
+    assert given.tokens.shape[1] == 256 and given.num_held_out == 1
+    text = Tokenizer.from_file(str(TOKENIZER)).decode(given.tokens[0].tolist())
+    assert text.startswith("A ferry left the harbour.\nA ferry")
+    with pytest.raises(SpecterError, match="no tokenizer"):
+        load_calibration(tmp_path / "mine.txt", standin)
+    (tmp_path / "mine.txt").write_text("short")
+    with pytest.raises(SpecterError, match="0 sequences"):
+        load_calibration(tmp_path / "mine.txt", standin, tokenizer=TOKENIZER)
+
+
 def test_tokens_of_an_unknown_vocabulary_are_refused(spec: ModelSpec, tmp_path: Path) -> None:
     with pytest.raises(SpecterError, match="102400 tokens") as error:
         load_calibration(CALIBRATION, dataclasses.replace(spec, vocab=102400))
