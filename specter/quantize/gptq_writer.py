@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.model.names import on_hub
 from specter.model.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
@@ -41,7 +42,7 @@ class Note:
 
 
 def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Tensor]:
-    """The named tensors of MoE layer `index`, on the CPU.
+    """The tensors of MoE layer `index` under their publisher's names, on the CPU.
 
     Raises:
         SpecterError: a zero point of 0, which the format cannot hold.
@@ -53,9 +54,9 @@ def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Te
             raise SpecterError(f"{projection}: a zero point is 0", "quantise with zeros in 1..15; v1 stores zero - 1")
         for part, batch in pack(matrices).items():
             for expert, tensor in enumerate(batch.cpu()):
-                tensors[tensor_name(spec, index, expert, projection, part)] = tensor
+                tensors[on_hub(spec.family, tensor_name(spec, index, expert, projection, part))] = tensor
     if layer.input_scales is not None:
-        tensors[scales_name(spec, index)] = layer.input_scales.float().cpu()
+        tensors[on_hub(spec.family, scales_name(spec, index))] = layer.input_scales.float().cpu()
     return tensors
 
 
@@ -65,7 +66,11 @@ def shard_name(number: int, num_shards: int) -> str:
 
 
 def write_config(directory: Path, spec: ModelSpec, note: Note, has_input_scales: bool) -> None:
-    modules = [f"mlp.experts.{expert}.{name}_proj" for expert in range(spec.num_experts) for name in PROJECTIONS]
+    modules = [
+        on_hub(spec.family, f".mlp.experts.{expert}.{name}_proj.").strip(".")
+        for expert in range(spec.num_experts)
+        for name in PROJECTIONS
+    ]
     quantization = {
         "quant_method": "gptq",
         "bits": 4,
@@ -107,10 +112,7 @@ def write_directory(
 
 
 def _layer_of(experts: Int4Experts, index: int) -> Int4Layer:
-    gate, up, down = (
-        Int4Matrices(m.codes[index], m.scales[index], m.zeros[index], m.group)
-        for m in (experts.gate, experts.up, experts.down)
-    )
+    gate, up, down = (part.layer(index) for part in (experts.gate, experts.up, experts.down))
     unknown = torch.zeros(0)
     scales = None if experts.input_scales is None else experts.input_scales[index]
     return QuantizedLayer(gate, up, down, tokens=unknown, fallback=unknown, input_scales=scales)
