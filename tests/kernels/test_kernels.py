@@ -178,8 +178,8 @@ def test_int4_experts(inter: int, group: int, block: int) -> None:
     routing.scale.fill_(0.25)
 
     int4_moe.gate_up(
-        octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), routing, inner, Launch(16, block),
-        pdl=False,
+        octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), routing, inner,
+        Launch(16, block), pdl=False,
     )  # fmt: skip
     int4_moe.down(
         shared, shared_w, inner, down_words, down_scales, routing, stream, next_gain, Launch(32, 32), pdl=False
