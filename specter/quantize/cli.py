@@ -17,6 +17,7 @@ from rich.console import Console
 
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
+from specter.hub import find_checkpoint, is_hub_id
 from specter.model.checkpoint import Checkpoint
 from specter.model.layerwise import Source
 from specter.model.spec import ModelSpec
@@ -34,7 +35,7 @@ REPORT_FILE = "quantization.json"
 
 @dataclass(frozen=True)
 class Options:
-    checkpoint: Path  # hub directory of the target
+    checkpoint: Path  # hub directory of the target, or its hub id ORG/NAME
     out: Path  # directory to make
     method: str = "gptq"
     group: int = 128  # input channels per group, or the row where it is shorter
@@ -153,7 +154,8 @@ def run(options: Options, console: Console) -> None:
         raise SpecterError(
             f"device={options.device} is not available", "use device=cpu, or device=cuda on a GPU machine"
         )
-    checkpoint = Checkpoint.open(options.checkpoint)
+    directory = str(options.checkpoint)
+    checkpoint = Checkpoint.open(find_checkpoint(directory, console) if is_hub_id(directory) else directory)
     spec = checkpoint.spec
     _check_groups(spec, options.group)
     own = Path(options.tokenizer) if options.tokenizer else options.checkpoint / "tokenizer.json"
