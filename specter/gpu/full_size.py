@@ -64,7 +64,8 @@ def load_full_size(
     A checkpoint narrower than `spec`, as stand-ins are, is inflated on the way, codes included.
 
     Raises:
-        SpecterError: a family that the kernels do not serve; from the readers, the budget or the store; or the codes were made from another checkpoint.
+        SpecterError: a family that the kernels do not serve; from the readers, the budget or the store; or the codes
+            were made from another checkpoint.
     """
     if not spec.is_latent or spec.num_groups > 1 or spec.norm_top_k:
         raise SpecterError(
