@@ -29,7 +29,7 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.kernels.device import Launch, Stream, pow2, silu, wait_previous, wait_then_release
-from specter.kernels.octets import OCTET, Octets, store_octets
+from specter.kernels.octets import OCTET, Octets, octet_sums, store_octets
 from specter.kernels.routing import RowRouting
 from specter.kernels.skinny import VECTOR, load_channels, load_chunk, partial_product, store_stream
 from specter.model.spec import ModelSpec
@@ -96,34 +96,6 @@ class PackedExperts:
 
 
 @triton.jit
-def _pair(codes, x, SHIFT: tl.constexpr):
-    """Two codes, bytes of `codes`, times the two 16-bit halves of x."""
-    return ((codes >> SHIFT) & 15) * ((x << 16) >> 16) + ((codes >> (SHIFT + 8)) & 15) * (x >> 16)
-
-
-@triton.jit
-def _octet_sums(words, a, b, c, d, DP2A: tl.constexpr):
-    """Sum of code * value over the octet of every word, exact, as fp32; a…d: the octet's pairs of values."""
-    if DP2A:
-        bits = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 low, high, sum;
-            and.b32 low, $1, 0x0F0F0F0F;
-            shr.u32 high, $1, 4;
-            and.b32 high, high, 0x0F0F0F0F;
-            dp2a.lo.s32.u32 sum, $2, low, 0x4B400000;
-            dp2a.hi.s32.u32 sum, $3, low, sum;
-            dp2a.lo.s32.u32 sum, $4, high, sum;
-            dp2a.hi.s32.u32 $0, $5, high, sum;
-            }""",
-            "=r,r,r,r,r,r", [words, a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-        return bits.to(tl.float32, bitcast=True) - 12582912.0
-    low, high = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
-    return (_pair(low, a, 0) + _pair(low, b, 16) + _pair(high, c, 0) + _pair(high, d, 16)).to(tl.float32)
-
-
-@triton.jit
 def _load_octets(octets, scales, at, OCTETS: tl.constexpr):
     """Pairs a…d and scales of the octets `at` [RUNS, 4]."""
     a, b = tl.load(octets + at), tl.load(octets + OCTETS + at)
@@ -132,7 +104,16 @@ def _load_octets(octets, scales, at, OCTETS: tl.constexpr):
 
 
 @triton.jit
-def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexpr):
+def _product(a, b, IS_LONE: tl.constexpr):
+    """a * b. A product that a thread has only one of must not be fused into the sum across lanes that follows it.
+
+    Each lane would add the others' rounded products to its own unrounded one, and hold a sum of its own.
+    """
+    return tl.fma(a, b, 0.0) if IS_LONE else a * b
+
+
+@triton.jit
+def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexpr, IS_LONE: tl.constexpr = False):
     """Per run and row, sum of weight * x over the run's 32 channels: [RUNS, BLOCK_N].
 
     Runs come first because the compiler deals the lanes of a warp out from there: neighbouring lanes then read
@@ -141,12 +122,12 @@ def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexp
     words: codes int32 [RUNS, BLOCK_N, 4]. packed_scales: int32 [RUNS, BLOCK_N]. The rest: [RUNS, 4].
     """
     ones = tl.full(a.shape, 0x11111111, tl.int32)
-    plain = tl.sum(_octet_sums(ones, a, b, c, d, DP2A) * x_scales, axis=1)
-    sums = _octet_sums(words, a[:, None, :], b[:, None, :], c[:, None, :], d[:, None, :], DP2A)
-    total = tl.sum(sums * x_scales[:, None, :], axis=2)
+    plain = tl.sum(_product(octet_sums(ones, a, b, c, d, DP2A), x_scales, IS_LONE), axis=1)
+    sums = octet_sums(words, a[:, None, :], b[:, None, :], c[:, None, :], d[:, None, :], DP2A)
+    total = tl.sum(_product(sums, x_scales[:, None, :], IS_LONE), axis=2)
     scale = (packed_scales & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     zero = (packed_scales >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return scale * (total - zero * plain[:, None])
+    return _product(scale, total - zero * plain[:, None], IS_LONE)
 
 
 @triton.jit
@@ -230,12 +211,13 @@ def _load_down(
 
 @triton.jit
 def _down_sums(
-    codes, scales, inner, inner_scales, begin, ALL_RUNS: tl.constexpr, BLOCK_R: tl.constexpr, DP2A: tl.constexpr
+    codes, scales, inner, inner_scales, begin, ALL_RUNS: tl.constexpr, BLOCK_R: tl.constexpr, DP2A: tl.constexpr,
+    IS_LONE: tl.constexpr,
 ):  # fmt: skip
     runs = tl.minimum(begin + tl.arange(0, BLOCK_R), ALL_RUNS - 1)
     at = runs[:, None] * 4 + tl.arange(0, 4)[None, :]
     a, b, c, d, by = _load_octets(inner, inner_scales, at, ALL_RUNS * 4)
-    return _weighted_sums(codes, scales, a, b, c, d, by, DP2A)
+    return _weighted_sums(codes, scales, a, b, c, d, by, DP2A, IS_LONE)
 
 
 @triton.jit
@@ -259,9 +241,9 @@ def _down(
     wait_previous(PDL)
     value = load_channels(x, channels, N)
     # Sums across threads come last: no load is moved up before their barriers.
-    main_sums = _down_sums(codes, scales, inner, inner_scales, 0, ALL_RUNS, MAIN, DP2A)
+    main_sums = _down_sums(codes, scales, inner, inner_scales, 0, ALL_RUNS, MAIN, DP2A, False)
     if REST > 0:
-        rest_sums = _down_sums(rest_codes, rest_scales, inner, inner_scales, MAIN, ALL_RUNS, REST, DP2A)
+        rest_sums = _down_sums(rest_codes, rest_scales, inner, inner_scales, MAIN, ALL_RUNS, REST, DP2A, True)
     if S > 0:
         shared_sums = partial_product(first, shared, shared_w, rows, S, BLOCK_N, BLOCK_K, VECTOR)
     value += tl.sum(main_sums, axis=0)
