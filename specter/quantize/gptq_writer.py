@@ -29,6 +29,7 @@ from specter.quantize.layer import Int4Layer, QuantizedLayer
 from specter.quantize.rtn import SYMMETRIC_ZERO
 
 MAX_SHARD_BYTES = 4 * 2**30
+EXPERTS_ONLY = r"-:^(?!.*\.experts\.\d).*$"  # tells gptqmodel that nothing else is quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def write_config(directory: Path, spec: ModelSpec, note: Note, has_input_scales:
         "sym": note.sym,
         "checkpoint_format": V1_WITH_INPUT_SCALES if has_input_scales else V1,
         "modules_in_block_to_quantize": [modules],
+        "dynamic": {EXPERTS_ONLY: {}},
         "meta": {"quantizer": "specter", "method": note.method, "num_fallback": note.num_fallback},
     }
     _write_json(directory / "config.json", spec.to_config() | {"quantization_config": quantization})
