@@ -17,13 +17,11 @@ from specter.experts.retention import RetainEviction
 from specter.experts.transfer import Mover, Transfer, move_nothing
 from specter.metrics import device_bytes
 from specter.model.base import Model
-from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec, read_spec
+from specter.model.spec import FULL_SIZE, ExpertId, read_spec
 from specter.speculation.accept import Sampler
 from specter.timeline.base import Timeline
 from specter.timeline.costs import CostModel
 from specter.timeline.virtual import VirtualTimeline
-
-FULL_SIZE: dict[str, ModelSpec] = {"deepseek_v2_lite": DEEPSEEK_V2_LITE}
 
 # From slots per MoE layer, experts per layer, and staging slots.
 EVICTIONS: dict[str, Callable[[Sequence[int], int, int], Eviction]] = {

@@ -118,6 +118,11 @@ def validate(config: RunConfig) -> RunConfig:
         raise SpecterError(
             f"system.planner={config.system.planner} needs a draft to look ahead", "set system.speculative=true"
         )
+    if (config.system.eviction == "retain") != (config.system.num_staging > 0):
+        raise SpecterError(
+            f"system.num_staging={config.system.num_staging} with system.eviction={config.system.eviction}",
+            "give eviction retain at least one staging slot, and any other none",
+        )
     num_cores = os.cpu_count() or 1
     if config.threads > num_cores:
         raise SpecterError(f"threads={config.threads} on {num_cores} cores", f"use threads <= {num_cores}")

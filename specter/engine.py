@@ -162,10 +162,10 @@ class Engine:
             self._wait(done)  # the steps' routing reaches the host
             for step, _ in steps[num_read:num_drafted]:
                 self.lookahead.add(step.routing)
-            num_read = num_drafted
+            num_read, counts = num_drafted, self.lookahead.counts
             if num_drafted > 1:
                 planner.observe_step(timeline.elapsed_ns(steps[num_drafted - 2][1], done) / 1e6)
-            plan = planner.plan(num_drafted, self.lookahead.counts, self.cache.is_present)
+            plan = planner.plan(num_drafted, counts, self.cache.present(*counts.shape))
             if not planner.joins_before_verify:
                 self.cache.enqueue(plan, known=done)
             elif copies := self.cache.prefetch(plan, known=done):

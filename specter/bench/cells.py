@@ -15,18 +15,19 @@ from specter.bench.int4 import Int4Layer
 from specter.bench.unfused import UnfusedDraft
 from specter.build import build_engine
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
-from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.gpu.bed import Bed
 from specter.gpu.draft import Draft
 from specter.gpu.full_size import FullSize
 from specter.gpu.memory import DeviceBudget
 from specter.metrics import Metrics, accesses, summarize
-from specter.recording import RecordingModel
+from specter.model.spec import ExpertId
+from specter.recording import Recording, RecordingModel
+from specter.records import Generation
 from specter.speculation.accept import TokenSampler
 from specter.timeline.base import Timeline
 from specter.timeline.costs import CostModel
-from specter.timeline.hardware import Hardware
+from specter.timeline.hardware import Hardware, load_hardware
 
 TILE_ROWS = 16
 MAX_K = 47
@@ -65,14 +66,14 @@ class Cell:
         depth = f" K={self.k}" if self.k else ""
         return f"{self.system}{f' ({self.variant})' if self.variant else ''}, {self.tier}, {self.sampling}{depth}"
 
-    def config(self, hardware: Hardware) -> RunConfig:
+    def config(self) -> RunConfig:
         return RunConfig(
             model=ModelConfig(**load_group("model", "deepseek_v2_lite")),
             system=SystemConfig(**load_group("system", self.system)),
             budget=BudgetConfig(self.tier),
             dataset=DatasetConfig(**load_group("dataset", "prose")),
             sampling=SamplingConfig(**load_group("sampling", self.sampling)),
-            hardware=hardware,
+            hardware=load_hardware(CONF / "hardware" / "h200_pcie5.yaml"),
             k=self.k or 1,
             kv_capacity=KV_CAPACITY,
         )
@@ -85,6 +86,7 @@ class CellResult:
     cell: Cell
     metrics: list[Metrics]
     tokens: list[list[int]]
+    plain_copy_bytes_per_s: float  # of copies with nothing else to do, beside this cell
 
     def values(self, key: str) -> list[float]:
         return [one[key] for one in self.metrics if one.get(key) is not None]
@@ -96,6 +98,7 @@ class CellResult:
         return {
             **dataclasses.asdict(self.cell),
             "num_prompts": len(self.metrics),
+            "plain_copy_bytes_per_s": self.plain_copy_bytes_per_s,
             **{key: {"mean": mean(v), "min": min(v), "max": max(v)} for key, v in numbers.items() if v},
         }
 
@@ -146,56 +149,62 @@ class Beds:
         return self._unpacked
 
 
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """What a cell generated, before anything is held against a machine's rates."""
+
+    cell: Cell
+    num_slots: int
+    costs: CostModel
+    texts: list[tuple[Generation, Recording, list[ExpertId]]]  # with the residents at the first commit
+
+
 def run_cell(
     cell: Cell,
     bed: Bed,
-    hardware: Hardware,
     prompts: Sequence[Sequence[int]],
     warmup: Sequence[int],
     make_timeline: Callable[[], Timeline],
     num_tokens: int = TPOT_TOKENS,
     warmup_tokens: int = WARMUP_TOKENS,
-) -> CellResult:
+) -> Generations:
     """Warms up once and starts every prompt from the cache that this leaves, restored outside the timing."""
-    config = cell.config(hardware)
     recorder = RecordingModel(bed.model)
     costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
-    engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs)
+    engine = build_engine(cell.config(), recorder, TokenSampler(), bed.move, make_timeline(), costs)
     if warmup_tokens:
         engine.generate(warmup, warmup_tokens)
         engine.timeline.drain()
     state = engine.cache.snapshot()
-    metrics, tokens = [], []
+    texts = []
     for prompt in prompts:
         engine.cache.restore(state)
         engine.timeline.drain()
-        metrics.append(_measure(engine, recorder, config, prompt, num_tokens, bed.is_resident))
-        tokens.append(metrics[-1].pop("tokens"))
-    return CellResult(cell, metrics, tokens)
+        residents: list[ExpertId] = []
+
+        def on_commit(tokens: list[int], residents: list[ExpertId] = residents) -> None:
+            if not residents:
+                residents.extend(engine.cache.residency.experts())
+
+        generation = engine.generate(prompt, num_tokens, on_commit)
+        texts.append((generation, recorder.finish(generation, {}), residents))
+    return Generations(cell, len(engine.cache.residency.slots), costs, texts)
 
 
-def _measure(
-    engine: Engine, recorder: RecordingModel, config: RunConfig, prompt: Sequence[int], num_tokens: int, resident: bool
-) -> Metrics:
-    residents: list[Any] = []
-
-    def on_commit(tokens: list[int]) -> None:
-        if not residents:
-            residents.extend(engine.cache.residency.experts())
-
-    generation = engine.generate(prompt, num_tokens, on_commit)
-    if resident:  # its routing stays on the device
-        window_ms = generation.rounds[-1].end_ms - generation.prefill_end_ms
-        ttft_ms = generation.prefill_end_ms - generation.start_ms
-        return {"tokens": generation.tokens, "tpot_ms": window_ms / (num_tokens - 1), "ttft_ms": ttft_ms}
-    recording = recorder.finish(generation, {})
-    metrics = summarize(
-        generation,
-        accesses(generation, recording),
-        residents,
-        len(engine.cache.residency.slots),
-        config.system.speculative,
-        engine.costs,
-        config.hardware,
-    )
-    return {**metrics, "tokens": generation.tokens}
+def measure(generations: Generations, hardware: Hardware) -> CellResult:
+    """Metrics of every text, floors by the rates of `hardware`."""
+    cell, costs = generations.cell, generations.costs
+    metrics = []
+    for generation, recording, residents in generations.texts:
+        if cell.system == "resident":  # its routing stays on the device
+            window_ms = generation.rounds[-1].end_ms - generation.prefill_end_ms
+            ttft_ms = generation.prefill_end_ms - generation.start_ms
+            metrics.append({"tpot_ms": window_ms / (len(generation.tokens) - 1), "ttft_ms": ttft_ms})
+            continue
+        rounds = accesses(generation, recording)
+        is_speculative = cell.k > 0
+        metrics.append(
+            summarize(generation, rounds, residents, generations.num_slots, is_speculative, costs, hardware)
+        )  # fmt: skip
+    tokens = [generation.tokens for generation, _, _ in generations.texts]
+    return CellResult(cell, metrics, tokens, hardware.link_bytes_per_s)

@@ -18,13 +18,12 @@ from specter.bench.cells import SAMPLINGS, SLOTS_PER_LAYER, Beds, Cell, run_cell
 from specter.gpu.full_size import FullSize
 from specter.gpu.memory import DeviceBudget
 from specter.timeline.cuda import CudaTimeline
-from specter.timeline.hardware import Hardware
 from specter.timeline.stress import StressedTimeline
 
 NUM_LAYERS = 3  # one dense, two MoE
 DEPTHS = (4, 8, 16, 32)
 POLICIES = ("specter", "specter_retain", "specter_deadline_lru", "specter_deadline")  # planner x eviction
-NUM_TOKENS = 24
+NUM_TOKENS = 18
 
 
 @dataclass(slots=True)
@@ -47,9 +46,7 @@ class Outcome:
         }
 
 
-def compare(
-    full: FullSize, budget: DeviceBudget, hardware: Hardware, prompts: Sequence[Sequence[int]], progress: Progress
-) -> Outcome:
+def compare(full: FullSize, budget: DeviceBudget, prompts: Sequence[Sequence[int]], progress: Progress) -> Outcome:
     """Every combination on every prompt; every other prompt under stress."""
     beds = Beds(full.first_layers(NUM_LAYERS), budget)
 
@@ -62,7 +59,8 @@ def compare(
         bed = beds.get(cell, len(prompts[0]))
         bed.poison()
         texts = [prompts[index] for index in chosen]
-        return run_cell(cell, bed, hardware, texts, (), timeline, NUM_TOKENS, warmup_tokens=0).tokens
+        generations = run_cell(cell, bed, texts, (), timeline, NUM_TOKENS, warmup_tokens=0)
+        return [generation.tokens for generation, _, _ in generations.texts]
 
     outcome = Outcome()
     combinations = list(itertools.product(SAMPLINGS, SLOTS_PER_LAYER, DEPTHS, POLICIES))

@@ -148,7 +148,7 @@ class _DevicePass:
 
 @dataclass(frozen=True, slots=True)
 class _ResidentPass:
-    """Every layer runs whole, like a dense one, and all of them in `outputs`; the routing stays on the device."""
+    """Every layer runs whole, like a dense one, all of them with the first; the routing stays on the device."""
 
     passes: DevicePasses
     run: Run
@@ -156,6 +156,8 @@ class _ResidentPass:
     num_outputs: int
 
     def mix(self, layer: int) -> Routing | None:
+        if layer == 0:
+            self.run()  # every row is an output
         return None
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
@@ -165,5 +167,4 @@ class _ResidentPass:
         raise AssertionError("no layer told a routing")
 
     def outputs(self) -> Sequence[Output]:
-        self.run()  # every row is an output
         return cast(Sequence[Output], self.passes.tokens[self.num_rows - self.num_outputs : self.num_rows].numpy())

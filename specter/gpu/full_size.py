@@ -64,8 +64,14 @@ def load_full_size(
     A checkpoint narrower than `spec`, as stand-ins are, is inflated on the way, codes included.
 
     Raises:
-        SpecterError: from the readers, the budget or the store; or the codes were made from another checkpoint.
+        SpecterError: a family that the kernels do not serve; from the readers, the budget or the store; or the codes
+            were made from another checkpoint.
     """
+    if not spec.is_latent or spec.num_groups > 1 or spec.norm_top_k:
+        raise SpecterError(
+            f"{spec.name} is of another family than the device's kernels serve (DeepSeek-V2-Lite's)",
+            "use clock=virtual, or a checkpoint with latent attention and plain top-k routing",
+        )
     opened = Checkpoint.open(checkpoint)
     check_origin(quantized, opened)
     codes = read_directory(quantized, opened.spec)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from specter.bench.unfused import UnfusedDraft
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
@@ -18,6 +19,7 @@ from specter.gpu.model import DeviceModel
 from specter.gpu.target import Target
 from specter.kernels import mail
 from specter.model.spec import ExpertId
+from specter.quantize.int4 import Int4Matrices
 from specter.recording import RecordingModel
 from specter.speculation.accept import TokenSampler
 from specter.timeline.base import Timeline
@@ -26,7 +28,8 @@ from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware
 from specter.timeline.stress import StressedTimeline
 from specter.timeline.virtual import VirtualTimeline
-from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, SPEC, TARGET, Models, models, tokens_of
+from tests.helpers import quantize
+from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, TARGET, Models, _layer, models, tokens_of
 
 __all__ = ["models"]  # the fixture
 DEV = torch.device(DEVICE)
@@ -63,7 +66,7 @@ def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
     tokens, target = tokens_of(2).tolist(), models.target
     assert target.slot_table is not None
     resident = DevicePasses(target, is_resident=True).begin(tokens, 0, 2)
-    assert resident.mix(SPEC.num_dense_layers) is None
+    assert [resident.mix(layer) for layer in range(SPEC.num_layers)] == [None] * SPEC.num_layers
     expected = list(resident.outputs())
     table = target.slot_table.cpu().numpy()
     one = DevicePasses(target).begin(tokens, 0, 2)
@@ -83,7 +86,9 @@ def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
     if DEV.type == "cuda":
         torch.cuda.synchronize()
     assert outputs.tolist() == expected
-    assert DevicePasses(target, is_resident=True).begin(tokens, 0, 1).outputs().tolist() == expected[1:]
+    last = DevicePasses(target, is_resident=True).begin(tokens, 0, 1)
+    last.mix(0)
+    assert last.outputs().tolist() == expected[1:]
 
 
 def test_a_pass_that_does_not_fit_is_refused(models: Models) -> None:
@@ -163,3 +168,22 @@ def test_a_copy_that_fails_is_named_and_the_finished_rounds_are_kept(models: Mod
     with pytest.raises(SpecterError, match="payload of"):
         one.generate([1], 2)
     assert one.generation is not None and one.generation.rounds == []
+
+
+def test_the_unfused_draft_computes_the_same(models: Models) -> None:
+    """What the ablation compares with must differ in speed alone."""
+    codes = quantize(SPEC, models.cpu.store)
+
+    def part(matrices: Int4Matrices, layer: int) -> Int4Matrices:
+        one = _layer(matrices, layer)
+        return Int4Matrices(one.codes.to(DEV), one.scales.to(DEV), one.zeros.to(DEV), one.group)
+
+    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(SPEC.num_moe_layers)]
+    experts = models.draft.experts
+    unfused = UnfusedDraft(layers, models.weights, experts, models.cache, 4, pdl=False, tuning=DRAFT)
+    for draft in (models.draft, unfused):
+        draft.begin(5, 0)
+        draft.step()
+    assert torch.equal(unfused.routing[0], models.draft.routing[0])
+    assert torch.equal(unfused.counts, models.draft.counts)
+    assert (unfused.logits - models.draft.logits).norm() < 2e-3 * models.draft.logits.norm()
