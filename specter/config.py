@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import dataclass, fields, is_dataclass
@@ -76,6 +77,7 @@ class RunConfig:
     dataset: DatasetConfig
     sampling: SamplingConfig
     hardware: Hardware
+    clock: str = "virtual"  # or "device": on this machine's GPU, measured; `hardware` then caps its memory
     k: int = 16
     max_new_tokens: int = 128
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
@@ -94,6 +96,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "system.planner": ("three_phase", "deadline", "none"),
     "system.eviction": ("lru", "retain", "drop", "resident"),
     "dataset.source": ("shipped", "hub"),
+    "clock": ("virtual", "device"),
     "sampling.kind": ("greedy", "seeded", "rejection"),
 }
 
@@ -101,8 +104,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def validate(config: RunConfig) -> RunConfig:
     """Checks what a type cannot say. Raises SpecterError naming the key and the remedy; returns the config."""
     for path, choices in _CHOICES.items():
-        group, key = path.split(".")
-        value = getattr(getattr(config, group), key)
+        value = functools.reduce(getattr, path.split("."), config)
         if value not in choices:
             raise SpecterError(f"{path}={value!r} is unknown", f"use one of: {', '.join(choices)}")
     max_k = MAX_VERIFY_TILES * config.tile_rows - 1

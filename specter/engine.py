@@ -175,7 +175,7 @@ class Engine:
 
     def target_pass(
         self, tokens: Sequence[int], position: int, num_outputs: int, after: Iterable[Event] = ()
-    ) -> list[Output]:
+    ) -> Sequence[Output]:
         """One pass of the target over `tokens`, layer by layer; prefill, plain decoding and verification alike."""
         timeline, costs = self.timeline, self.costs
         target = self.model.target_pass(tokens, position, num_outputs)

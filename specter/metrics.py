@@ -36,7 +36,7 @@ def device_bytes(costs: CostModel, num_slots: int, is_speculative: bool) -> dict
     spec = costs.spec
     return {
         "shared_bytes": spec.non_expert_params * costs.weight_bytes,
-        "kv_bytes": spec.num_layers * costs.kv_capacity * (spec.kv_lora + spec.rope_dim) * costs.weight_bytes,
+        "kv_bytes": spec.num_layers * costs.kv_capacity * spec.kv_width * costs.weight_bytes,
         "draft_bytes": round(spec.experts_params * costs.int4_bits / 8) if is_speculative else 0,
         "slot_bytes": num_slots * costs.payload_bytes,
     }
@@ -123,6 +123,7 @@ def summarize(
         "link_busy_frac": link_busy_ms / window_ms,
         "need_ms": need_ms,
         "link_busy_in_need_frac": link_busy_ms / need_ms if need_ms else None,
+        "link_bytes_per_s": num_bytes / link_busy_ms * 1e3 if link_busy_ms else None,
         "compute_busy_frac": sum(record.compute_busy_ms for record in records) / window_ms,
         "stall_ms": sum(record.stall_ms for record in records),
         "floor_ideal_ms": ideal.tpot_ms,

@@ -6,6 +6,7 @@ Words: prefetch (before need), fetch (somebody waits); hit (resident when needed
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,14 @@ class Wave:
         return [slot.index for slot in self.slots]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """What every input starts from."""
+
+    contents: list[ExpertId]
+    eviction: Eviction
+
+
 class ExpertCache:
     """Slots of the device, filled by need and by plan, displaced by the eviction policy."""
 
@@ -88,7 +97,7 @@ class ExpertCache:
             known: the event that made the plan possible.
         """
         self._protected = plan.protect  # what matters now, instead of what mattered at the last plan
-        copies = [copy for expert in plan.loads if (copy := self._prefetch(expert)) is not None]
+        copies = [event for expert in plan.loads if (event := self._prefetch(expert)) is not None]
         if copies:
             self._queue.open(known)
             self._queue.close()
@@ -215,6 +224,15 @@ class ExpertCache:
     def contents(self) -> list[ExpertId]:
         """Residents, least recently used first; `place` restores them."""
         return self._eviction.order()
+
+    def snapshot(self) -> CacheState:
+        """Contents and what the eviction knows, for `restore`; no copy may be under way."""
+        return CacheState(self.contents(), copy.deepcopy(self._eviction))
+
+    def restore(self, state: CacheState) -> None:
+        """The cache as it was at `snapshot`, outside the timeline; the state can be restored again."""
+        self.place(state.contents)
+        self._eviction = copy.deepcopy(state.eviction)
 
     # -- inside --------------------------------------------------------------------------------
 

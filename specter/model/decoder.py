@@ -1,4 +1,4 @@
-"""The live DeepSeek-V2-family decoder: a target on fixed tiles and its INT4 draft over one KV cache.
+"""The live decoder of all families: a target on fixed tiles and its INT4 draft over one KV cache.
 
 Bit for bit the same row comes out whatever runs beside it: every product has the shape of one tile, attention
 runs over one fixed key length, every expert's rows are padded to tiles, and one reduction over k in rank order
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,8 +20,10 @@ from specter.experts.slots import SlotArena
 from specter.kernels import Product, expert_tiles, gated, product, tiled_product
 from specter.model.attention import RotaryPairs, Span, attend
 from specter.model.base import Choose, FinishedStep, Output, Routing
+from specter.model.elementwise import add_bias, norm
 from specter.model.kv_cache import KVCache
-from specter.model.routing import top_k
+from specter.model.rope import check_prompt
+from specter.model.routing import route
 from specter.model.spec import ModelSpec
 from specter.model.weights import DecoderWeights, DraftExperts
 from specter.quantize.int4 import Int4Experts
@@ -36,7 +37,7 @@ class _Rows:
     span: Span
     normed: Tensor = field(init=False)  # [R, D], what the experts read
     base: Tensor = field(init=False)  # residual + shared experts [R, D]
-    weights: Tensor = field(init=False)  # router weights times routed scaling [R, k, 1]
+    weights: Tensor = field(init=False)  # of the router, scaled [R, k, 1]
     experts: Tensor = field(init=False)  # int64 [R, k]
     by_expert: NDArray[np.int64] = field(init=False)  # row * k + rank of real rows, sorted by expert
     starts: NDArray[np.int64] = field(init=False)  # where each expert's part of `by_expert` begins [E + 1]
@@ -61,7 +62,7 @@ class DraftRow:
 
 
 class Decoder:
-    """Implements `specter.model.base.Model` for a live DeepSeek-V2-family model.
+    """Implements `specter.model.base.Model` for a live model.
 
     Args:
         arena: the slots that `run_experts` reads.
@@ -142,12 +143,14 @@ class Decoder:
         """See `Model`; outputs are logits [V].
 
         Raises:
-            SpecterError: no tokens, or more than the KV cache holds.
+            SpecterError: no tokens, more than the KV cache holds, or a prompt that LongRoPE's switch forbids.
         """
         if not 0 <= num_outputs <= len(tokens) or not tokens:
             raise SpecterError(
                 f"a pass over {len(tokens)} tokens with {num_outputs} outputs", "ask for at least one token"
             )
+        if position == 0:
+            check_prompt(self.spec, self.cache.capacity, len(tokens))
         self.cache.extend(position, len(tokens))
         with torch.inference_mode():
             if not self.rowwise:
@@ -158,27 +161,30 @@ class Decoder:
     # -- the layers, on one block of rows ---------------------------------------------------------
 
     def _embed(self, tokens: Sequence[int], position: int, tile: int) -> _Rows:
-        span = Span(self._rotary, self.cache, self.spec.num_heads, position, len(tokens), tile)
+        span = Span(self._rotary, self.cache, self.spec, position, len(tokens), tile)
         embedding = self._weights.embedding
         x = embedding.new_zeros(span.padded_rows, self.spec.hidden)
         torch.index_select(embedding, 0, torch.tensor(tokens, device=x.device), out=x[: len(tokens)])
         return _Rows(x, span)
 
-    def _norm(self, x: Tensor, gain: Tensor | None = None) -> Tensor:
-        return F.rms_norm(x, (self.spec.hidden,), gain, self.spec.norm_eps)
-
     def _mix(self, layer: int, rows: _Rows) -> bool:
         """Attention, router and shared experts; a dense layer is run whole. Returns whether experts must follow."""
-        weights, tile = self._weights.layers[layer], rows.span.tile
-        rows.x = rows.x + attend(self.mm, weights.attention, self._norm(rows.x), rows.span, self.cache, layer)
-        rows.normed = self._norm(rows.x, weights.norm)
-        wide = tiled_product(self.mm, rows.normed, weights.gate_up, tile)
+        spec, weights, tile = self.spec, self._weights.layers[layer], rows.span.tile
+        rows.x = rows.x + attend(self.mm, weights.attention, norm(spec, rows.x), rows.span, self.cache, layer)
+        rows.normed = norm(spec, rows.x, weights.norm, weights.norm_bias)
+        wide = tiled_product(self.mm, rows.normed, weights.wide, tile)
         is_moe = layer >= self.num_dense_layers
-        first = self.num_experts if is_moe else 0
-        rows.base = rows.x + tiled_product(self.mm, gated(wide[:, first:]), weights.down, tile)
+        num_router = self.num_experts if is_moe else 0
+        num_gates = int(is_moe and spec.shared_gate)
+        rows.base = rows.x
+        if weights.down.shape[0]:
+            shared = tiled_product(self.mm, gated(wide[:, num_router + num_gates :]), weights.down, tile)
+            if num_gates:
+                shared *= torch.sigmoid(wide[:, num_router, None])
+            rows.base = rows.x + shared
         if is_moe:
-            router, rows.experts = top_k(wide[:, :first], self.top_k)
-            rows.weights = (router * self.spec.routed_scaling).unsqueeze(-1)
+            router, rows.experts = route(spec, wide[:, :num_router])
+            rows.weights = router.unsqueeze(-1)
         else:
             rows.x = rows.base
         return is_moe
@@ -211,7 +217,8 @@ class Decoder:
         return rows.base + (results * rows.weights).sum(1)
 
     def _logits(self, x: Tensor, tile: int) -> Tensor:
-        return tiled_product(self.mm, self._norm(x), self._weights.head, tile)
+        logits = tiled_product(self.mm, norm(self.spec, x), self._weights.head, tile)
+        return add_bias(logits, self._weights.head_bias)
 
 
 class DecoderPass:
