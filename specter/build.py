@@ -16,12 +16,10 @@ from specter.experts.residency import Residency
 from specter.experts.transfer import Mover, Transfer, move_nothing
 from specter.metrics import device_bytes
 from specter.model.base import Model
-from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec, read_spec
+from specter.model.spec import FULL_SIZE, ExpertId, read_spec
 from specter.speculation.accept import Sampler
 from specter.timeline.costs import CostModel
 from specter.timeline.virtual import VirtualTimeline
-
-FULL_SIZE: dict[str, ModelSpec] = {"deepseek_v2_lite": DEEPSEEK_V2_LITE}
 
 EVICTIONS: dict[str, Callable[[Sequence[int]], Eviction]] = {
     "lru": LruEviction,

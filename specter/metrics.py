@@ -36,7 +36,7 @@ def device_bytes(costs: CostModel, num_slots: int, is_speculative: bool) -> dict
     spec = costs.spec
     return {
         "shared_bytes": spec.non_expert_params * costs.weight_bytes,
-        "kv_bytes": spec.num_layers * costs.kv_capacity * (spec.kv_lora + spec.rope_dim) * costs.weight_bytes,
+        "kv_bytes": spec.num_layers * costs.kv_capacity * spec.kv_width * costs.weight_bytes,
         "draft_bytes": round(spec.experts_params * costs.int4_bits / 8) if is_speculative else 0,
         "slot_bytes": num_slots * costs.payload_bytes,
     }

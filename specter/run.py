@@ -23,7 +23,10 @@ from specter.build import build_costs, check_paths, num_slots
 from specter.config import RunConfig, from_values, to_dict, to_yaml
 from specter.engine import check_length
 from specter.errors import SpecterError
+from specter.hub import with_local_paths
 from specter.live import LiveModel
+from specter.model.rope import check_prompt
+from specter.model.spec import read_spec
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.session import OnCommit, RunResult
@@ -132,6 +135,7 @@ def summary(config: RunConfig, result: RunResult) -> Table:
 def run(config: RunConfig, console: Console) -> None:
     """Runs one configuration live, writes its directory, prints text and summary."""
     directory = adhoc_directory(config)
+    config = with_local_paths(config, console)
     check_paths(config)
     num_slots(config, build_costs(config))
     check_writable(directory)
@@ -148,6 +152,9 @@ def run(config: RunConfig, console: Console) -> None:
             f"warmup_tokens={config.warmup_tokens} after {len(warmup)} tokens exceed kv_capacity={config.kv_capacity}",
             f"use warmup_tokens <= {config.kv_capacity - len(warmup)}, or a larger kv_capacity",
         )
+    spec = read_spec(Path(config.model.checkpoint))
+    for tokens in (prompt, warmup):
+        check_prompt(spec, config.kv_capacity, len(tokens))
     with make_progress(console) as progress:
         live = LiveModel.load(config, progress)
         # Warm-up, the run itself, and plain decoding to compare with.

@@ -147,7 +147,7 @@ def open_live(
     checkpoint = Checkpoint.open(directory)
     spec = checkpoint.spec
     codec = RawCodec(torch.float32, spec.expert_inter, spec.hidden)
-    store = ExpertStore(codec, (checkpoint.experts(layer) for layer in range(spec.num_moe_layers)))
+    store = ExpertStore.read(codec, checkpoint, range(spec.num_moe_layers))
     num_all = spec.num_moe_layers * spec.num_experts
     arena = SlotArena(num_all if num_slots is None else num_slots, codec)
     weights = DecoderWeights.load(checkpoint)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specter.kernels import Product, tiled_product
+from specter.model.elementwise import add_bias
 from specter.model.kv_cache import KEY_BLOCK, KVCache
 from specter.model.rope import interleave_halves, rotary_table, softmax_scale
 from specter.model.spec import ModelSpec
@@ -133,9 +134,7 @@ def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache:
     """
     spec, group = span.spec, span.group
     num_keys, width, value_width = spec.num_key_heads, spec.key_width, spec.value_width
-    wide = tiled_product(mm, x, weights.into, span.tile)
-    if weights.into_bias is not None:
-        wide += weights.into_bias
+    wide = add_bias(tiled_product(mm, x, weights.into, span.tile), weights.into_bias)
     num_rotated = (spec.num_heads + num_keys) * width
     heads = wide[:, :num_rotated].unflatten(1, (-1, width))
     if spec.is_latent:
@@ -163,5 +162,4 @@ def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache:
                 mm(span.prob_blocks[head][index], values[index], span.part)
                 out.add_(span.part)
     context = contexts.unflatten(2, (span.tile, group)).transpose(1, 2).reshape(span.padded_rows, -1)
-    result = tiled_product(mm, context, weights.out, span.tile)
-    return result if weights.out_bias is None else result + weights.out_bias
+    return add_bias(tiled_product(mm, context, weights.out, span.tile), weights.out_bias)

@@ -1,6 +1,6 @@
 """Textbook forms over whole sequences, for training and calibration: no fixed tile, no KV cache, differentiable.
 
-Matrices are [out, in] as on the hub and keep their type; norms run in fp32.
+Matrices are [out, in] as on the hub and keep their type.
 """
 
 from __future__ import annotations
@@ -14,13 +14,6 @@ from torch import Tensor
 from specter.model.attention import LATENT_NORM_EPS
 from specter.model.rope import rotate, rotate_halves, softmax_scale
 from specter.model.spec import ModelSpec
-
-
-def norm(spec: ModelSpec, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
-    """The family's norm of x [..., D]."""
-    if spec.layer_norm:
-        return F.layer_norm(x, (spec.hidden,), gain, bias, spec.norm_eps)
-    return F.rms_norm(x, (spec.hidden,), gain, spec.norm_eps)
 
 
 def gated(h: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

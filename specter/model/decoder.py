@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from specter.experts.slots import SlotArena
 from specter.kernels import Product, expert_tiles, gated, product, tiled_product
 from specter.model.attention import RotaryPairs, Span, attend
 from specter.model.base import DraftStep, Output, Routing
+from specter.model.elementwise import add_bias, norm
 from specter.model.kv_cache import KVCache
 from specter.model.rope import check_prompt
 from specter.model.routing import route
@@ -148,16 +148,11 @@ class Decoder:
         torch.index_select(embedding, 0, torch.tensor(tokens, device=x.device), out=x[: len(tokens)])
         return _Rows(x, span)
 
-    def _norm(self, x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        if self.spec.layer_norm:
-            return F.layer_norm(x, (self.spec.hidden,), gain, bias, self.spec.norm_eps)
-        return F.rms_norm(x, (self.spec.hidden,), gain, self.spec.norm_eps)
-
     def _mix(self, layer: int, rows: _Rows) -> bool:
         """Attention, router and shared experts; a dense layer is run whole. Returns whether experts must follow."""
         spec, weights, tile = self.spec, self._weights.layers[layer], rows.span.tile
-        rows.x = rows.x + attend(self.mm, weights.attention, self._norm(rows.x), rows.span, self.cache, layer)
-        rows.normed = self._norm(rows.x, weights.norm, weights.norm_bias)
+        rows.x = rows.x + attend(self.mm, weights.attention, norm(spec, rows.x), rows.span, self.cache, layer)
+        rows.normed = norm(spec, rows.x, weights.norm, weights.norm_bias)
         wide = tiled_product(self.mm, rows.normed, weights.wide, tile)
         is_moe = layer >= self.num_dense_layers
         num_router = self.num_experts if is_moe else 0
@@ -203,8 +198,8 @@ class Decoder:
         return rows.base + (results * rows.weights).sum(1)
 
     def _logits(self, x: Tensor, tile: int) -> Tensor:
-        logits = tiled_product(self.mm, self._norm(x), self._weights.head, tile)
-        return logits if self._weights.head_bias is None else logits + self._weights.head_bias
+        logits = tiled_product(self.mm, norm(self.spec, x), self._weights.head, tile)
+        return add_bias(logits, self._weights.head_bias)
 
 
 class DecoderPass:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from specter.kernels import gated
 from specter.model.attention import LATENT_NORM_EPS, RotaryPairs
+from specter.model.elementwise import add_bias, norm
 from specter.model.routing import route
-from specter.model.spec import ModelSpec
 from specter.model.weights import TensorSource, load_head, load_layer
 
 SEQUENCES_AT_ONCE = 8  # bounds the memory of attention and of a wide dense layer
@@ -63,9 +63,7 @@ class TargetLayer:
     def heads(self, x: Tensor) -> Heads:
         """Of states [B, T, D]: rotated queries and keys (with the softmax scale), and values."""
         spec, attention = self.spec, self._weights.attention
-        wide = self._norm(x) @ attention.into
-        if attention.into_bias is not None:
-            wide = wide + attention.into_bias
+        wide = add_bias(norm(spec, x) @ attention.into, attention.into_bias)
         num_rotated = (spec.num_heads + spec.num_key_heads) * spec.key_width
         heads = wide[..., :num_rotated].unflatten(-1, (-1, spec.key_width))
         if spec.is_latent:
@@ -80,13 +78,13 @@ class TargetLayer:
 
     def attend(self, x: Tensor, heads: Heads, mask: Tensor | None = None) -> Tensor:
         """x plus attention; causal, or by a boolean mask [T, keys] that says what is seen."""
-        attention, value_width = self._weights.attention, heads.values.shape[-1]
-        group = heads.queries.shape[1] // heads.keys.shape[1]
-        values = F.pad(heads.values, (0, heads.queries.shape[-1] - value_width))  # the fast kernels want one head width
-        keys, values = (part.repeat_interleave(group, 1) if group > 1 else part for part in (heads.keys, values))
+        group = self.spec.num_heads // self.spec.num_key_heads
+        value_width, attention = heads.values.shape[-1], self._weights.attention
+        keys, values = (part.repeat_interleave(group, dim=1) for part in (heads.keys, heads.values))
+        values = F.pad(values, (0, heads.queries.shape[-1] - value_width))  # the fast kernels want one head width
         context = F.scaled_dot_product_attention(heads.queries, keys, values, mask, is_causal=mask is None, scale=1.0)
         out = context[..., :value_width].transpose(1, 2).flatten(2) @ attention.out
-        return x + out if attention.out_bias is None else x + (out + attention.out_bias)
+        return x + add_bias(out, attention.out_bias)
 
     def dense(self, x: Tensor) -> Tensor:
         """The output [B, T, D] of a dense layer, whose states behind attention are x."""
@@ -96,28 +94,16 @@ class TargetLayer:
         """What an MoE layer makes of states x [B, T, D] behind attention, up to its routed experts."""
         spec = self.spec
         hidden = self._normed(x)
-        logits, gate, wide = (hidden @ self._weights.wide).split(
-            (spec.num_experts, int(spec.shared_gate), 2 * spec.shared_inter), -1
-        )
-        base = x
-        if spec.shared_inter:
-            shared = gated(wide) @ self._weights.down
-            base = x + (shared * torch.sigmoid(gate) if spec.shared_gate else shared)
-        gains, routing = (part.view(*x.shape[:2], -1) for part in route(spec, logits.flatten(0, 1)))
-        return Mixed(hidden, base, logits, gains, routing)
+        wide = hidden @ self._weights.wide
+        shared = gated(wide[..., spec.num_experts + spec.shared_gate :]) @ self._weights.down
+        if spec.shared_gate:
+            shared = shared * wide[..., spec.num_experts, None].sigmoid()
+        logits = wide[..., : spec.num_experts]
+        gains, routing = (part.unflatten(0, logits.shape[:-1]) for part in route(spec, logits.flatten(0, -2)))
+        return Mixed(hidden, x + shared, logits, gains, routing)
 
     def _normed(self, x: Tensor) -> Tensor:
-        return self._norm(x, self._weights.norm, self._weights.norm_bias)
-
-    def _norm(self, x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return normalise(self.spec, x, gain, bias)
-
-
-def normalise(spec: ModelSpec, x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """The family's norm of x [..., D]; without gain where that is folded into what reads it."""
-    if spec.layer_norm:
-        return F.layer_norm(x, (spec.hidden,), gain, bias, spec.norm_eps)
-    return F.rms_norm(x, (spec.hidden,), gain, spec.norm_eps)
+        return norm(self.spec, x, self._weights.norm, self._weights.norm_bias)
 
 
 def embed(source: Source, tokens: Tensor, device: torch.device | str) -> list[Tensor]:
@@ -130,10 +116,11 @@ class TargetHead:
     """The final norm and the head, on `device`."""
 
     def __init__(self, source: Source, device: torch.device | str) -> None:
+        head, bias = load_head(source)
         self._spec = source.spec
-        self._head, self._bias = load_head(source, lambda tensor: tensor.to(device, torch.float32).contiguous())
+        self._head = head.to(device, torch.float32)
+        self._bias = None if bias is None else bias.to(device, torch.float32)
 
     def logits(self, x: Tensor) -> Tensor:
         """Of final states [rows, D]: [rows, V]."""
-        logits = normalise(self._spec, x) @ self._head
-        return logits if self._bias is None else logits + self._bias
+        return add_bias(norm(self._spec, x) @ self._head.T, self._bias)

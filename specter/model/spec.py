@@ -128,14 +128,14 @@ class ModelSpec:
         return q + kv_a + kv_b + o
 
     @property
-    def router_params(self) -> int:
-        """Weights of one layer's router, and of the shared expert's gate where there is one."""
-        return (self.num_experts + self.shared_gate) * self.hidden
+    def num_router_out(self) -> int:
+        """Channels of one layer's router, with that of the shared expert's gate where there is one."""
+        return self.num_experts + self.shared_gate
 
     @property
     def non_expert_params(self) -> int:
         """All weights that draft and target share (embedding, attention, dense, shared, router); no vectors."""
-        moe = self.num_moe_layers * (3 * self.hidden * self.shared_inter + self.router_params)
+        moe = self.num_moe_layers * (3 * self.hidden * self.shared_inter + self.num_router_out * self.hidden)
         dense = self.num_dense_layers * 3 * self.hidden * self.dense_inter
         vocabulary = (1 if self.tied else 2) * self.vocab * self.hidden
         return vocabulary + self.num_layers * self.attention_params + moe + dense
@@ -286,6 +286,8 @@ PHI3_5_MOE = ModelSpec(
     ),
 )  # fmt: skip
 
+FULL_SIZE = {"deepseek_v2_lite": DEEPSEEK_V2_LITE, "qwen1_5_moe": QWEN1_5_MOE, "phi3_5_moe": PHI3_5_MOE}
+
 # Their stand-ins: same depth, experts, router, rope; narrow everywhere else, so that it ships and runs
 # on a CPU. Every narrow width divides its full-size one a whole number of times (tiled inflation).
 DEEPSEEK_V2_LITE_NARROW = dataclasses.replace(
@@ -329,3 +331,9 @@ PHI3_5_MOE_NARROW = dataclasses.replace(
     max_positions=4096,
     rope=dataclasses.replace(PHI3_5_MOE.rope, short_factors=(1.0,) * 16, long_factors=(1.0,) * 16),
 )
+
+NARROW = {
+    "deepseek_v2_lite": DEEPSEEK_V2_LITE_NARROW,
+    "qwen1_5_moe": QWEN1_5_MOE_NARROW,
+    "phi3_5_moe": PHI3_5_MOE_NARROW,
+}

@@ -53,24 +53,24 @@ class DecoderWeights:
         def place(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype).contiguous()
 
-        head, bias = load_head(checkpoint, place)
+        head, bias = load_head(checkpoint)
         return cls(
             embedding=place(checkpoint.tensor("model.embed_tokens.weight")),
             layers=[load_layer(checkpoint, layer, place) for layer in range(checkpoint.spec.num_layers)],
-            head=head,
-            head_bias=bias,
+            head=place(head.t()),
+            head_bias=None if bias is None else place(bias),
         )
 
 
-def load_head(checkpoint: TensorSource, place: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The head [D, V] and its bias [V], with the final norm's gain and bias folded in."""
+def load_head(checkpoint: TensorSource) -> tuple[Tensor, Tensor | None]:
+    """The head [V, D] with the final norm's gain folded in, and its bias [V] with the norm's, where there is one."""
     spec = checkpoint.spec
     head = checkpoint.tensor("model.embed_tokens.weight" if spec.tied else "lm_head.weight")
     bias = checkpoint.tensor("lm_head.bias") if spec.head_bias else None
     if spec.layer_norm:
         shift = head @ checkpoint.tensor("model.norm.bias")
         bias = shift if bias is None else bias + shift
-    return place((head * checkpoint.tensor("model.norm.weight")).t()), None if bias is None else place(bias)
+    return head * checkpoint.tensor("model.norm.weight"), bias
 
 
 def load_layer(checkpoint: TensorSource, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:

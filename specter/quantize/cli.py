@@ -17,6 +17,7 @@ from rich.console import Console
 
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
+from specter.hub import find_checkpoint, is_hub_id
 from specter.model.checkpoint import Checkpoint
 from specter.model.layerwise import Source
 from specter.model.spec import ModelSpec
@@ -34,7 +35,7 @@ REPORT_FILE = "quantization.json"
 
 @dataclass(frozen=True)
 class Options:
-    checkpoint: Path  # hub directory of the target
+    checkpoint: Path  # hub directory of the target, or its hub id ORG/NAME
     out: Path  # directory to make
     method: str = "gptq"
     group: int = 128  # input channels per group, or the row where it is shorter
@@ -153,10 +154,11 @@ def run(options: Options, console: Console) -> None:
         raise SpecterError(
             f"device={options.device} is not available", "use device=cpu, or device=cuda on a GPU machine"
         )
-    checkpoint = Checkpoint.open(options.checkpoint)
+    directory = str(options.checkpoint)
+    checkpoint = Checkpoint.open(find_checkpoint(directory, console) if is_hub_id(directory) else directory)
     spec = checkpoint.spec
     _check_groups(spec, options.group)
-    own = Path(options.tokenizer) if options.tokenizer else options.checkpoint / "tokenizer.json"
+    own = Path(options.tokenizer) if options.tokenizer else checkpoint.directory / "tokenizer.json"
     tokenizer = own if options.tokenizer or own.is_file() else None
     text = load_calibration(options.calibration, spec, options.sequences, tokenizer)
     work = Workspace(options.out, origin(options, checkpoint, text))

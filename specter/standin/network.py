@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specter.model.batched import causal_attention, gated, norm
+from specter.model.batched import causal_attention, gated
+from specter.model.elementwise import norm
 from specter.model.rope import rotary_table
 from specter.model.routing import sparsemixer
 from specter.model.spec import ModelSpec

@@ -24,7 +24,7 @@ from torch import Tensor
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.model.names import canonical
-from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, PHI3_5_MOE_NARROW, QWEN1_5_MOE_NARROW, ModelSpec
+from specter.model.spec import NARROW, ModelSpec
 from specter.standin.checkpoint import load_standin, save_standin, to_hub
 from specter.standin.corpus import ROOT, TOKENIZER, TOKENS, build_corpus, load_tokens
 from specter.standin.network import Network, Weights
@@ -39,11 +39,6 @@ from specter.standin.trainer import (
     train,
 )
 
-MODELS = {
-    "deepseek_v2_lite": DEEPSEEK_V2_LITE_NARROW,
-    "qwen1_5_moe": QWEN1_5_MOE_NARROW,
-    "phi3_5_moe": PHI3_5_MOE_NARROW,
-}
 # The paper's acceptance (mean of its models) and GPTQ expert match of the real checkpoints.
 PUBLISHED = {
     "deepseek_v2": {"acceptance_mean": 0.966, "acceptance_deepseek": 0.99, "match_mean": 0.963},
@@ -81,8 +76,8 @@ def parse_options(arguments: list[str]) -> Options:
         SpecterError: unknown key or model, or a value of the wrong type.
     """
     options = parse_arguments(Options, arguments)
-    if options.model not in MODELS:
-        raise SpecterError(f"unknown model {options.model!r}", f"use one of {', '.join(MODELS)}")
+    if options.model not in NARROW:
+        raise SpecterError(f"unknown model {options.model!r}", f"use one of {', '.join(NARROW)}")
     return options
 
 
@@ -162,7 +157,7 @@ def measure(weights: Weights, spec: ModelSpec, valid: Tensor, device: str, scale
 
 def run(options: Options) -> dict[str, Any]:
     """Trains, saves, measures; returns the content of training.json."""
-    spec = MODELS[options.model]
+    spec = NARROW[options.model]
     out = Path(options.out) if options.out else ROOT / "data" / "standins" / options.model
     settings = TrainSettings(options.seconds, options.batch, options.length, options.peak_lr, seed=options.seed)
     if Path(options.data) == TOKENS and not TOKENS.is_file():
