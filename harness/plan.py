@@ -53,7 +53,9 @@ FIGURES = {
     "speedup": ("main",),
     "acceptance": ("main", "probe"),
     "fidelity": ("probe",),
+    "methods": ("fidelity",),
     "union": ("probe",),
+    "runs": ("probe",),
     "k_sweep": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
@@ -62,8 +64,11 @@ TABLES = {
     "main": ("main",),
     "systems": ("main",),
     "fidelity": ("probe",),
+    "methods": ("fidelity",),
     "union": ("probe",),
+    "runs": ("probe",),
     "k_sweep": ("k_sweep",),
+    "depth": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
 }
@@ -107,6 +112,22 @@ class Experiment:
     num_datasets: int  # the first ones of the scale
 
 
+@dataclass
+class Probe:
+    """What the fidelity study runs (conf/probe, named like the scale)."""
+
+    name: str
+    methods: list[str]
+    texts: str  # "recorded" or "datasets"
+    samplings: list[str]
+    datasets: list[str]
+    num_requests: int
+    num_tokens: int
+    prompt_tokens: int
+    window: int
+    device: str
+
+
 def _option(group: str, name: str) -> Values:
     """One file of a configuration group. Raises SpecterError naming the known ones."""
     path = CONF / group / f"{name}.yaml"
@@ -136,6 +157,11 @@ def load_scale(name: str) -> Scale:
 @functools.cache
 def load_experiment(name: str) -> Experiment:
     return _load(Experiment, "experiment", name)
+
+
+@functools.cache
+def load_probe(name: str) -> Probe:
+    return _load(Probe, "probe", name)
 
 
 @functools.cache
@@ -319,6 +345,6 @@ def probe_plan(scale: str, model: str) -> ProbePlan:
     return ProbePlan(base, size.num_probe_texts, {one["kind"]: one["temperature"] for one in samplings})
 
 
-def digest(plan: Matrix | LivePlan | ProbePlan | Scale) -> str:
+def digest(plan: Matrix | LivePlan | ProbePlan | Probe | Scale) -> str:
     """A short name of everything that a job is told; the rule's `params`, so that a change re-runs the job."""
     return hashlib.sha256(yaml.safe_dump(dataclasses.asdict(plan), sort_keys=False).encode()).hexdigest()[:16]

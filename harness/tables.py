@@ -7,51 +7,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from harness import published
+from harness import probe_tables
 from harness.frames import (
     DATASETS,
     HARDWARE,
     SYSTEMS,
+    Frames,
+    Table,
     caveats,
-    checkpoint_line,
     in_order,
-    probe_line,
     provenance,
     read,
     spread_budgets,
+    stated,
     titled,
     with_macro,
 )
 from harness.jobs import run_job, write_whole
-
-Frames = dict[str, pd.DataFrame]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Numbers with the words around them. `keys` are the leading columns that name a row."""
-
-    title: str
-    frame: pd.DataFrame
-    keys: int
-    notes: list[str]
-    stated: dict[str, str]  # the protocol, as columns of the CSV
-
-
-def _stated(frame: pd.DataFrame) -> dict[str, str]:
-    if "clock" not in frame:
-        return {"protocol": probe_line(frame)}
-    return {
-        "clock": " / ".join(sorted(frame["clock"].unique())),
-        "hardware": " / ".join(sorted(frame["hardware"].unique())),
-        "checkpoint": checkpoint_line(frame),
-        "temperature": " / ".join(f"{value:g}" for value in sorted(frame["temperature"].unique())),
-    }
 
 
 def _cells(frame: pd.DataFrame) -> list[tuple[str, str]]:
@@ -89,7 +65,7 @@ def main_table(frames: Frames) -> Table:
         f"{provenance(frame)}.",
         *caveats(frame),
     ]
-    return Table("Time per output token and speed-up", pd.concat(blocks, ignore_index=True), 3, notes, _stated(frame))
+    return Table("Time per output token and speed-up", pd.concat(blocks, ignore_index=True), 3, notes, stated(frame))
 
 
 def systems(frames: Frames) -> Table:
@@ -126,56 +102,7 @@ def systems(frames: Frames) -> Table:
         f"{provenance(frame)}.",
         *caveats(frame),
     ]
-    return Table("Systems, in detail", pd.DataFrame(rows), 3, notes, _stated(frame))
-
-
-def fidelity(frames: Frames) -> Table:
-    probe = frames["probe"]
-    rows = []
-    for mode in ("greedy", "seeded", "teacher-forced"):
-        mine = probe[probe["mode"] == mode]
-        layers = mine[mine["quantity"] == "fidelity"].groupby("layer")["value"].mean() * 100
-        grams = mine[mine["quantity"] == "distinct_4grams"]["value"].mean()
-        accepted = mine[mine["quantity"] == "acceptance"]["value"].mean() * 100
-        rows.append(
-            {
-                "text": mode,
-                "expert match, mean (%)": layers.mean(),
-                "worst layer (%)": layers.min(),
-                "best layer (%)": layers.max(),
-                "acceptance (%)": accepted,
-                "distinct 4-grams": grams,
-            }
-        )
-    paper = {
-        "text": "paper, real checkpoint",
-        "expert match, mean (%)": published.FIDELITY_DEEPSEEK_GPTQ * 100,
-        "acceptance (%)": published.ACCEPTANCE_DEEPSEEK * 100,
-    }
-    what = (
-        "Expert match: share of the target's top-k experts that the draft chooses too, same position and prefix. "
-        "A stand-in's fidelity says nothing about the real checkpoint; the paper's row is there for orientation."
-    )
-    return Table(
-        "Routing fidelity of the draft",
-        pd.DataFrame([*rows, paper]),
-        1,
-        [f"{what} {probe_line(probe)}."],
-        _stated(probe),
-    )
-
-
-def union(frames: Frames) -> Table:
-    probe = frames["probe"].query("quantity == 'union'")
-    by_k = probe.groupby(["k", "mode"])["value"].mean().unstack()
-    by_k = by_k[[mode for mode in ("greedy", "seeded", "teacher-forced") if mode in by_k]]
-    by_k["paper, real checkpoint"] = pd.Series(published.UNION_DEEPSEEK)
-    frame = by_k.loc[by_k.index.intersection([1, 2, 4, 8, 16, 32])].reset_index().rename(columns={"k": "K"})
-    frame["K"] = frame["K"].astype(str)
-    what = (
-        "Distinct experts per MoE layer that the target needs for K consecutive tokens, mean over windows and layers."
-    )
-    return Table("Expert union", frame, 1, [f"{what} {probe_line(probe)}."], _stated(probe))
+    return Table("Systems, in detail", pd.DataFrame(rows), 3, notes, stated(frame))
 
 
 def k_sweep(frames: Frames) -> Table:
@@ -200,7 +127,7 @@ def k_sweep(frames: Frames) -> Table:
         }
     )
     notes = ["Specter, macro average over data sets.", f"{provenance(frame)}.", *caveats(frame)]
-    return Table("Depth of speculation", table, 3, notes, _stated(frame))
+    return Table("Depth of speculation", table, 3, notes, stated(frame))
 
 
 def _sweep(frame: pd.DataFrame, key: str, order: Sequence[str], names: dict[str, str], title: str) -> Table:
@@ -220,7 +147,7 @@ def _sweep(frame: pd.DataFrame, key: str, order: Sequence[str], names: dict[str,
     table[key] = [titled(names, str(value)) for value in table[key]]
     ks = ", ".join(str(k) for k in sorted(frame.loc[frame["speculative"], "k"].unique()))
     notes = [f"Mean TPOT over data sets; K = {ks}.", f"{provenance(frame)}.", *caveats(frame)]
-    return Table(title, table, 2, notes, _stated(frame))
+    return Table(title, table, 2, notes, stated(frame))
 
 
 def budget_sweep(frames: Frames) -> Table:
@@ -240,8 +167,7 @@ def hardware(frames: Frames) -> Table:
 BUILD: dict[str, Callable[[Frames], Table]] = {
     "main": main_table,
     "systems": systems,
-    "fidelity": fidelity,
-    "union": union,
+    **probe_tables.BUILD,
     "k_sweep": k_sweep,
     "budget_sweep": budget_sweep,
     "hardware": hardware,

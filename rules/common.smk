@@ -26,6 +26,12 @@ def quantized(wildcards):
     return model_config(wildcards).quantized
 
 
+def studied(wildcards):
+    """The drafts that the fidelity study reads; it makes the others itself."""
+    methods = plan.load_probe(wildcards.scale).methods
+    return [f"results/quantized/{wildcards.model}/{method}" for method in methods if method in ("gptq", "awq")]
+
+
 def prompts(wildcards):
     """The prompts that ship with the artifact; a hub data set has no file here."""
     dataset = plan.compose([f"dataset={wildcards.dataset}"]).dataset
@@ -49,7 +55,7 @@ def tidied(scale, names):
 
 def shown(catalogue, scale):
     """The figures or tables that this scale's experiments can fill."""
-    available = {"probe", *plan.load_scale(scale).experiments}
+    available = {"probe", "fidelity", *plan.load_scale(scale).experiments}
     return [name for name, experiments in catalogue.items() if available.issuperset(experiments)]
 
 

@@ -1,13 +1,14 @@
-"""`python -m specter.bench kernels key=value ...`: measures the GPU runtime on this machine."""
+"""`python -m specter.bench kernels key=value ...`: measures the GPU runtime, or quantising, on this machine."""
 
 from __future__ import annotations
 
 import sys
 
 from specter.bench.kernels import main as kernels
+from specter.bench.quantize import main as quantize
 from specter.errors import SpecterError
 
-BENCHES = {"kernels": kernels}
+BENCHES = {"kernels": kernels, "quantize": quantize}
 
 
 def main(arguments: list[str]) -> int:

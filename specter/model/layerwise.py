@@ -17,7 +17,7 @@ from specter.kernels import gated
 from specter.model.attention import LATENT_NORM_EPS, RotaryPairs
 from specter.model.elementwise import add_bias, norm
 from specter.model.routing import route
-from specter.model.weights import TensorSource, load_layer
+from specter.model.weights import TensorSource, load_head, load_layer
 
 SEQUENCES_AT_ONCE = 8  # bounds the memory of attention and of a wide dense layer
 
@@ -110,3 +110,17 @@ def embed(source: Source, tokens: Tensor, device: torch.device | str) -> list[Te
     """States that enter layer 0: tokens int64 [sequences, T] as batches fp32 [B, T, D]."""
     embedding = source.tensor("model.embed_tokens.weight").to(device)
     return [F.embedding(part, embedding).float() for part in tokens.to(device).split(SEQUENCES_AT_ONCE)]
+
+
+class TargetHead:
+    """The final norm and the head, on `device`."""
+
+    def __init__(self, source: Source, device: torch.device | str) -> None:
+        head, bias = load_head(source)
+        self._spec = source.spec
+        self._head = head.to(device, torch.float32)
+        self._bias = None if bias is None else bias.to(device, torch.float32)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of final states [rows, D]: [rows, V]."""
+        return add_bias(norm(self._spec, x) @ self._head.T, self._bias)

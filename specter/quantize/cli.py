@@ -39,8 +39,9 @@ class Options:
     out: Path  # directory to make
     method: str = "gptq"
     group: int = 128  # input channels per group, or the row where it is shorter
-    calibration: Path = CALIBRATION
+    calibration: Path = CALIBRATION  # tokens, or a text (.txt)
     sequences: int = 0  # of the calibration text, spread over it; 0: all
+    tokenizer: str = ""  # the model's tokenizer.json; left out: the one in its checkpoint, if there is one
     min_tokens: int = 0  # calibration tokens below which an expert is rounded to nearest; 0: twice the hidden size
     device: str = "cpu"  # or cuda
     threads: int = 1
@@ -59,8 +60,18 @@ class Options:
         return options
 
 
-def quantize_model(source: Source, text: CalibrationText, options: Options, work: Workspace, console: Console) -> None:
-    """Quantises every routed expert that `work` lacks; errors are measured on the text's held-out sequences."""
+def quantize_model(
+    source: Source,
+    text: CalibrationText,
+    options: Options,
+    work: Workspace,
+    console: Console,
+    num_layers: int | None = None,
+) -> None:
+    """Quantises every routed expert that `work` lacks, of the first `num_layers` MoE layers or of all.
+
+    Errors are measured on the text's held-out sequences.
+    """
     spec = source.spec
     num_rows = (len(text.tokens) - text.num_held_out) * text.tokens.shape[1]
     quantizers = {
@@ -92,6 +103,8 @@ def quantize_model(source: Source, text: CalibrationText, options: Options, work
             }
             work.add(shard_name(step.layer, spec.num_moe_layers), tensors, report, step.after)
             progress.advance(task)
+            if len(work.layers) == num_layers:
+                break
 
 
 def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -123,7 +136,7 @@ def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> s
         "group": options.group,
         "min_tokens": min_tokens(options, checkpoint.spec),
         "calibration": text.sha256,
-        "sequences": len(text.tokens),
+        "tokens": hashlib.sha256(text.tokens.numpy().tobytes()).hexdigest(),
         "code": code.hexdigest(),
     }
     return json.dumps(parts, indent=1)
@@ -145,7 +158,9 @@ def run(options: Options, console: Console) -> None:
     checkpoint = Checkpoint.open(find_checkpoint(directory, console) if is_hub_id(directory) else directory)
     spec = checkpoint.spec
     _check_groups(spec, options.group)
-    text = load_calibration(options.calibration, spec, options.sequences)
+    own = Path(options.tokenizer) if options.tokenizer else checkpoint.directory / "tokenizer.json"
+    tokenizer = own if options.tokenizer or own.is_file() else None
+    text = load_calibration(options.calibration, spec, options.sequences, tokenizer)
     work = Workspace(options.out, origin(options, checkpoint, text))
     num_resumed = len(work.layers)
     if num_resumed:

@@ -55,7 +55,8 @@ def quantize_gptq(
             codes[..., column, :] = code.to(torch.uint8)
             error = (weight - scale * (code - zero)) / factor[..., column, column, None]
             errors[..., column - start, :] = error
-            remaining[..., column + 1 : end, :] -= factor[..., column, column + 1 : end, None] * error[..., None, :]
+            below = factor[..., column, column + 1 : end, None]
+            remaining[..., column + 1 : end, :].addcmul_(below, error[..., None, :], value=-1)
         remaining[..., end:, :] -= factor[..., start:end, end:].mT @ errors
     return Int4Matrices(codes.mT.contiguous(), grid.scales, grid.zeros, grid.group)
 

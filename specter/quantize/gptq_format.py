@@ -8,6 +8,7 @@ Per linear, W [out, in], groups of g input channels, 4 bits:
     g_idx    int32 [in]               group of each input channel, here always i // g
 
 named model.layers.N.mlp.experts.M.{gate,up,down}_proj.{qweight,scales,qzeros,g_idx}; N counts dense layers.
+A publisher's names are read as well (Phi: block_sparse_moe.experts.M.w1 …).
 `checkpoint_format` "gptq" is this; "gptq_v2" stores zero instead of zero - 1, and is read as well. AWQ's experts also
 have one fp32 [D] a layer, model.layers.N.mlp.experts.input_scales, and a `checkpoint_format` of their own, so that no
 program that does not know of it reads them wrongly.
@@ -28,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.model.names import canonical
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import SYMMETRIC_ZERO, group_of
@@ -95,7 +97,7 @@ def unpack(parts: dict[str, Tensor], group: int, zero_offset: int = 1) -> Int4Ma
 
 
 def tensor_name(spec: ModelSpec, layer: int, expert: int, projection: str, part: str) -> str:
-    """`layer` counts MoE layers from 0; the name on disk counts dense layers too."""
+    """The name within Specter (see `specter.model.names`); `layer` counts MoE layers from 0."""
     return f"{_experts(spec, layer)}.{expert}.{projection}_proj.{part}"
 
 
@@ -122,7 +124,7 @@ def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
             unexpected, doubled, truncated or misshapen tensor.
     """
     quantization = _check_quantization(directory, _read_quantization(directory))
-    files = _tensor_files(directory)
+    files = _tensor_files(directory, spec.family)
     has_input_scales = quantization["checkpoint_format"] == V1_WITH_INPUT_SCALES
     num_ignored = _check_names(directory, spec, set(files), has_input_scales)
     group_size = quantization["group_size"]
@@ -227,25 +229,26 @@ def _check_quantization(directory: Path, quantization: dict[str, Any]) -> dict[s
     return found
 
 
-def _tensor_files(directory: Path) -> dict[str, Path]:
-    """Which file holds each tensor."""
+def _tensor_files(directory: Path, family: str) -> dict[str, tuple[Path, str]]:
+    """Which file holds each tensor, and under which name: the publisher's, or transformers' own."""
     paths = sorted(directory.glob("*.safetensors"))
     if (directory / INDEX_FILE).exists():
         weight_map = _read_json(directory / INDEX_FILE).get("weight_map", {})
         paths = [directory / file for file in sorted(set(weight_map.values()))]
     if not paths:
         raise SpecterError(f"no safetensors file in {directory}", REMEDY)
-    files: dict[str, Path] = {}
+    files: dict[str, tuple[Path, str]] = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as tensors:
                 names = list(tensors.keys())
         except (SafetensorError, OSError) as error:
             raise SpecterError(f"{path} is missing or truncated ({error})", REMEDY) from None
-        for name in names:
+        for stored in names:
+            name = canonical(family, stored)
             if name in files:
-                raise SpecterError(f"{name} is twice in {directory}: {files[name].name} and {path.name}", REMEDY)
-            files[name] = path
+                raise SpecterError(f"{stored} is twice in {directory}: {files[name][0].name} and {path.name}", REMEDY)
+            files[name] = (path, stored)
     return files
 
 
@@ -275,16 +278,17 @@ def _check_names(directory: Path, spec: ModelSpec, names: set[str], has_input_sc
 class _Reader:
     """Reads tensors by name from files that stay open (mapped, not read) meanwhile."""
 
-    def __init__(self, directory: Path, files: dict[str, Path]) -> None:
+    def __init__(self, directory: Path, files: dict[str, tuple[Path, str]]) -> None:
         self._directory = directory
         self._files = files
-        self._open = {path: safe_open(path, framework="pt") for path in set(files.values())}
+        self._open = {path: safe_open(path, framework="pt") for path in {path for path, _ in files.values()}}
 
     def batch(self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The named tensors as one, [len(names), *shape]; each is checked."""
         tensors = []
         for name in names:
-            tensor = self._open[self._files[name]].get_tensor(name)
+            path, stored = self._files[name]
+            tensor = self._open[path].get_tensor(stored)
             if tensor.shape != shape or tensor.dtype != dtype:
                 raise SpecterError(
                     f"{self._directory}: {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {list(shape)}",

@@ -28,6 +28,7 @@ from specter.quantize.layer import Int4Layer, QuantizedLayer
 from specter.quantize.rtn import SYMMETRIC_ZERO
 
 MAX_SHARD_BYTES = 4 * 2**30
+EXPERTS_ONLY = r"-:^(?!.*\.experts\.\d).*$"  # tells gptqmodel that nothing else is quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Note:
 
 
 def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Tensor]:
-    """The named tensors of MoE layer `index`, on the CPU.
+    """The tensors of MoE layer `index`, on the CPU, under the names that transformers and gptqmodel use.
 
     Raises:
         SpecterError: a zero point of 0, which the format cannot hold.
@@ -74,6 +75,7 @@ def write_config(directory: Path, spec: ModelSpec, note: Note, has_input_scales:
         "sym": note.sym,
         "checkpoint_format": V1_WITH_INPUT_SCALES if has_input_scales else V1,
         "modules_in_block_to_quantize": [modules],
+        "dynamic": {EXPERTS_ONLY: {}},
         "meta": {"quantizer": "specter", "method": note.method, "num_fallback": note.num_fallback},
     }
     _write_json(directory / "config.json", spec.to_config() | {"quantization_config": quantization})
@@ -107,10 +109,7 @@ def write_directory(
 
 
 def _layer_of(experts: Int4Experts, index: int) -> Int4Layer:
-    gate, up, down = (
-        Int4Matrices(m.codes[index], m.scales[index], m.zeros[index], m.group)
-        for m in (experts.gate, experts.up, experts.down)
-    )
+    gate, up, down = (part.layer(index) for part in (experts.gate, experts.up, experts.down))
     unknown = torch.zeros(0)
     scales = None if experts.input_scales is None else experts.input_scales[index]
     return QuantizedLayer(gate, up, down, tokens=unknown, fallback=unknown, input_scales=scales)

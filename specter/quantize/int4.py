@@ -38,6 +38,10 @@ class Int4Matrices:
         weights = self.scales.float()[..., None] * (codes - self.zeros.float()[..., None])
         return weights.view(out_in).to(dtype)
 
+    def layer(self, index: int) -> Int4Matrices:
+        """One layer of a batch whose first dim is layers."""
+        return Int4Matrices(self.codes[index], self.scales[index], self.zeros[index], self.group)
+
     def to(self, device: torch.device | str) -> Int4Matrices:
         return Int4Matrices(self.codes.to(device), self.scales.to(device), self.zeros.to(device), self.group)
 

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from specter.errors import SpecterError
 from specter.quantize.block_matrices import FORMATS, format_of, quantize_blocks
-from specter.quantize.ggml_blocks import IQ4_NL, LEVELS, Q2_K, Q4_K, Q5_0, Q8_0, BlockFormat
+from specter.quantize.ggml_blocks import (
+    IQ4_NL,
+    LEVELS,
+    Q2_K,
+    Q4_K,
+    Q5_0,
+    Q8_0,
+    BlockFormat,
+    _decode_offsets,
+    _quantize_offsets,
+)
 
 ALL = (Q8_0, Q5_0, IQ4_NL, Q4_K, Q2_K)
 HALVES = {"Q4_K": (0, 2), "Q2_K": (80, 82)}  # where fp16 lies
@@ -24,6 +34,7 @@ PUBLISHED = {
     "Q4_K": "bbe01e82416051bee0deb813fc5cd8f7c4a02ba9c1f7cc6d83596d5f8149cf07",
     "Q2_K": "3b9271ed3e657f203b88c5dcc5d5bc28bc088851057e46962b14c39fee6b3917",
 }
+FIELDS = {Q4_K: (15, 63, 32), Q2_K: (3, 15, 16)}  # largest code, largest scale, values of a sub-block
 # Relative error on Gaussian weights, a little above what was measured.
 EXPECTED_ERROR = {"Q8_0": 0.006, "Q5_0": 0.045, "IQ4_NL": 0.078, "Q4_K": 0.075, "Q2_K": 0.285}
 
@@ -107,13 +118,17 @@ def test_layout_is_the_documented_one(form: BlockFormat) -> None:
 @given(form=st.sampled_from(ALL), seed=st.integers(0, 10**6), exponent=st.integers(-2, 2), shift=st.floats(-0.2, 0.2))
 @settings(max_examples=40, deadline=None)
 def test_codes_survive_the_bits(form: BlockFormat, seed: int, exponent: int, shift: float) -> None:
-    """What a block stands for can be coded again without loss beyond the scales' own rounding."""
+    """Errors stay those of the format at any magnitude and offset, and what a block stands for can be coded again."""
     weights = (gaussian(4, form.num_values, seed=seed) + shift) * 10.0**exponent
     once = form.decode(form.encode(weights))
     error = (once - weights).norm() / weights.norm()
     assert error < 1.3 * EXPECTED_ERROR[form.name]
-    again = form.decode(form.encode(once))
-    assert (again - once).norm() <= 0.35 * (once - weights).norm() + 1e-6 * weights.norm()
+    if form in FIELDS:  # every field is read back as it was chosen
+        d, dmin, scales, offsets, codes = _quantize_offsets(weights, *FIELDS[form])
+        assert torch.equal(once, _decode_offsets(d[:, None], dmin[:, None], scales, offsets, codes))
+    else:
+        again = form.decode(form.encode(once))
+        assert (again - once).norm() <= 0.35 * (once - weights).norm() + 1e-6 * weights.norm()
 
 
 @pytest.mark.parametrize("form", ALL, ids=lambda form: form.name)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.model.names import on_hub
 from specter.model.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
@@ -30,6 +31,7 @@ from specter.quantize.gptq_format import (
 from specter.quantize.gptq_writer import write_directory
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
+from tests.helpers import FAMILIES
 
 Tensors = dict[str, Tensor]
 FIRST = "model.layers.1.mlp.experts.0.gate_proj"  # layer 0 is dense
@@ -224,6 +226,21 @@ def test_an_older_directory_has_its_settings_beside(spec: ModelSpec, tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "quantize_config.json").write_text(json.dumps({k: quantization[k] for k in ("bits", "group_size")}))
     assert same(read_directory(tmp_path, spec).up, experts.up)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("names", ["publisher's", "transformers'"])
+def test_every_family_under_either_set_of_names(tmp_path: Path, family: str, names: str) -> None:
+    spec = dataclasses.replace(FAMILIES[family], expert_inter=32)
+    experts = quantised(spec)
+    write_directory(tmp_path, experts, spec, 16)
+    tensors = load_file(tmp_path / SINGLE_FILE)
+    if names == "publisher's":
+        tensors = {on_hub(spec.family, name): tensor for name, tensor in tensors.items()}
+        save_file(tensors, tmp_path / SINGLE_FILE)
+        assert any(".block_sparse_moe.experts.0.w1.qweight" in name for name in tensors) == (family == "phi")
+    read = read_directory(tmp_path, spec)
+    assert same(read.gate, experts.gate) and same(read.up, experts.up) and same(read.down, experts.down)
 
 
 def missing_expert(tensors: Tensors) -> str:

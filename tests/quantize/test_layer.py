@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from specter.errors import SpecterError
@@ -15,13 +17,14 @@ from specter.model import layerwise
 from specter.model.checkpoint import Checkpoint, write_checkpoint
 from specter.model.spec import ModelSpec
 from specter.quantize.activations import walk_moe_layers
-from specter.quantize.calibration import cut_windows, load_calibration
+from specter.quantize.calibration import CALIBRATION, TOKENIZER, cut_windows, load_calibration
 from specter.quantize.gptq import quantize_gptq
 from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error
 from specter.quantize.quantizers import Gptq, Rtn, build_int4
 from specter.quantize.rtn import quantize_rtn
 from specter.standin.checkpoint import to_hub
 from specter.standin.network import Network, experts_dense, init_weights
+from tests.helpers import FAMILIES
 
 E, D, F = 4, 32, 16
 
@@ -114,11 +117,13 @@ def test_activations_that_are_not_numbers_are_refused() -> None:
 # -- the pass over the model ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_walk_sees_what_the_network_feeds_its_experts(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spec = FAMILIES[family]
     weights = init_weights(spec, seed=0)
-    for name in ("attn_norm", "mlp_norm", "kv_norm"):
+    for name in [name for name in weights if "norm" in name or name.endswith("bias")]:
         weights[name] = torch.rand_like(weights[name]) + 0.5
     write_checkpoint(tmp_path, spec, to_hub(weights, spec))
     tokens = torch.randint(0, spec.vocab, (3, 20), generator=torch.Generator().manual_seed(1))
@@ -151,6 +156,44 @@ def test_windows_are_spread_over_the_whole_text() -> None:
     assert len(np.unique(windows)) == 100
     with pytest.raises(SpecterError, match="99 training tokens"):
         cut_windows(np.arange(99, dtype=np.uint16), 5, 20)
+
+
+def test_the_shipped_text_is_coded_anew_for_another_tokenizer(spec: ModelSpec, tmp_path: Path) -> None:
+    shipped = Tokenizer.from_file(str(TOKENIZER))
+    standin = dataclasses.replace(spec, vocab=shipped.get_vocab_size())
+    own = load_calibration(CALIBRATION, standin)
+    assert torch.equal(own.tokens, load_calibration(CALIBRATION, standin, tokenizer=TOKENIZER).tokens)
+    assert torch.equal(load_calibration(CALIBRATION, standin, 2).tokens, own.tokens[[0, -1]])
+
+    whole_words = Tokenizer(models.WordLevel({"the": 0, "of": 1, "?": 2}, unk_token="?"))
+    whole_words.pre_tokenizer = pre_tokenizers.Whitespace()
+    whole_words.save(str(tmp_path / "words.json"))
+    other = load_calibration(CALIBRATION, dataclasses.replace(spec, vocab=102400), tokenizer=tmp_path / "words.json")
+    assert set(other.tokens.unique().tolist()) == {0, 1, 2} and other.tokens.shape[1] == own.tokens.shape[1]
+    words = [word for row in own.tokens.tolist() for word in shipped.decode(row).split()]
+    assert 0.9 * words.count("the") < (other.tokens == 0).sum() < 1.2 * words.count("the")
+
+
+def test_a_text_is_coded_by_the_models_tokenizer(spec: ModelSpec, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("A ferry left the harbour.\n" * 200)
+    standin = dataclasses.replace(spec, vocab=8192)
+    given = load_calibration(tmp_path / "mine.txt", standin, tokenizer=TOKENIZER)
+    assert given.tokens.shape[1] == 256 and given.num_held_out == 1
+    text = Tokenizer.from_file(str(TOKENIZER)).decode(given.tokens[0].tolist())
+    assert text.startswith("A ferry left the harbour.\nA ferry")
+    with pytest.raises(SpecterError, match="no tokenizer"):
+        load_calibration(tmp_path / "mine.txt", standin)
+    (tmp_path / "mine.txt").write_text("short")
+    with pytest.raises(SpecterError, match="0 sequences"):
+        load_calibration(tmp_path / "mine.txt", standin, tokenizer=TOKENIZER)
+
+
+def test_tokens_of_an_unknown_vocabulary_are_refused(spec: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecterError, match="102400 tokens") as error:
+        load_calibration(CALIBRATION, dataclasses.replace(spec, vocab=102400))
+    assert "tokenizer=FILE" in error.value.remedy
+    with pytest.raises(SpecterError, match="not a tokenizer"):
+        load_calibration(CALIBRATION, dataclasses.replace(spec, vocab=102400), tokenizer=tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
