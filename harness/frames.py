@@ -11,6 +11,7 @@ import pandas as pd
 Frames = dict[str, pd.DataFrame]  # by experiment, "probe" or "fidelity"
 SYSTEMS = {
     "specter": "Specter",
+    "specter_deadline": "Specter, deadline + retain",
     "specter_no_prefetch": "Specter, no prefetch",
     "lru": "LRU",
     "lru_same_bytes": "LRU, equal bytes",

@@ -32,7 +32,7 @@ SPEC = dataclasses.replace(
 # Few large blocks: the interpreter pays per program.
 LARGE, TILED = Launch(64, 128), Launch(64, 128, 4, 2)
 DRAFT = DraftTuning(
-    qkv=LARGE, out=LARGE, wide=LARGE, dense_down=LARGE, gate_up=Launch(32, 128), down=Launch(32, 64), down_codes=128,
+    qkv=LARGE, out=LARGE, wide=LARGE, dense_down=LARGE, gate_up=Launch(32, 128), down=Launch(32, 64),
     head=Launch(128, 128),
 )  # fmt: skip
 TARGET = TargetTuning(TILED, TILED, TILED, TILED, TILED, TILED, TILED)
@@ -81,7 +81,7 @@ def distance(actual: Tensor, expected: Tensor) -> float:
     return float((actual.cpu() - expected).norm() / expected.norm())
 
 
-def test_target_and_draft_are_the_cpu_decoder(models: Models) -> None:
+def test_target_and_draft_are_the_cpu_decoder_and_verification_is_plain_decoding(models: Models) -> None:
     decoder, tokens = models.cpu.decoder, tokens_of(17)
     decoder.reset()
     expected = run_pass(decoder, models.cpu.store, tokens.tolist(), 0)
@@ -92,11 +92,20 @@ def test_target_and_draft_are_the_cpu_decoder(models: Models) -> None:
     assert models.target.tokens[:17].tolist() == logits.argmax(-1).tolist()
     assert np.array_equal(models.target.routing.chosen[:17].cpu().numpy(), expected.routing[-1])
 
+    verified, kv = models.target.logits[:17].clone(), models.cache.latents.clone()
+    for row in (0, 16):  # plain decoding has the same bits
+        models.cache.latents[:, row:] = torch.nan
+        models.target.begin(tokens[row : row + 1].to(DEVICE), row, 1)
+        models.target.forward(1)
+        assert torch.equal(models.target.logits[0], verified[row])
+        assert torch.equal(models.cache.latents[:, row], kv[:, row])
+        models.cache.latents.copy_(kv)
+
     models.draft.begin(5, 17)
     token, routing = 5, []
     for step in range(2):  # the second step embeds the first one's token without the host
         models.draft.step()
-        reference = decoder.draft_step(token, 17 + step)
+        reference = decoder.draft_row(token, 17 + step)
         routing.append(reference.routing)
         token = int(reference.output.argmax())
         assert distance(models.draft.logits[0], reference.output) < 1e-3
@@ -108,44 +117,48 @@ def test_target_and_draft_are_the_cpu_decoder(models: Models) -> None:
     assert int(models.draft.position) == 19
 
 
-def test_plain_decoding_is_verification_bit_for_bit(models: Models) -> None:
-    target, tokens, begin = models.target, tokens_of(18), 20
-    models.cache.latents.normal_()
-    target.begin(tokens.to(DEVICE), begin, 18)
-    target.forward(18)
-    verified, kv = target.logits[:18].clone(), models.cache.latents[:, begin : begin + 18].clone()
-    for row in (0, 16):
-        models.cache.latents[:, begin + row :] = 0
-        target.begin(tokens[row : row + 1].to(DEVICE), begin + row, 1)
-        target.forward(1)
-        assert torch.equal(target.logits[0], verified[row])
-        assert torch.equal(models.cache.latents[:, begin + row], kv[:, row])
-        models.cache.latents[:, begin : begin + 18] = kv
-
-
-def test_waves_are_the_resident_pass(models: Models) -> None:
-    target, tokens = models.target, tokens_of(3)
-    target.begin(tokens.to(DEVICE), 0, 3)
-    target.forward(3)
-    resident = target.logits[:3].clone()
-    assert target.slot_table is not None
-    target.embed(3)
-    for index in range(SPEC.num_layers):
-        target.mix(index, 3)
-        if index < SPEC.num_dense_layers:
-            continue
-        target.results.fill_(torch.nan)
-        slots = target.slot_table[index - SPEC.num_dense_layers]
-        for remainder in (1, 0):
-            member = torch.arange(SPEC.num_experts, device=DEVICE) % 2 == remainder
-            target.run_experts(torch.where(member, slots, -1), 3)
-        target.combine(index, 3)
-    target.choose(3, 3)
-    assert torch.equal(target.logits[:3], resident)
-
-
 def test_a_pass_must_fit(models: Models) -> None:
     with pytest.raises(SpecterError, match="49 rows"):
         models.target.begin(tokens_of(49), 0, 1)
     with pytest.raises(SpecterError, match="66 positions"):
         models.target.begin(tokens_of(6), 60, 1)
+
+
+def test_a_pass_chooses_no_padding(models: Models) -> None:
+    weights = dataclasses.replace(models.weights, num_tokens=60)
+    target = Target(weights, models.target.arena, models.cache, 2, None, pdl=False, tuning=TARGET)
+    target.begin(tokens_of(2).clamp(max=59).to(DEVICE), 0, 2)
+    target.scaled.zero_()
+    target.scaled[:, 0] = 1.0
+    head = weights.head.clone()
+    weights.head[:, 0] = -1.0  # of tokens; padding has logits of exactly 0
+    weights.head[60:] = 0.0
+    weights.head[41, 0] = -0.5
+    target.choose(2, 2)
+    weights.head.copy_(head)
+    assert (target.logits[:2, 60:] > target.logits[:2, :60].amax()).all()
+    assert target.tokens[:2].tolist() == [41, 41]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@pytest.mark.parametrize("temperature", [None, 0.8])
+def test_graphs_of_early_launches_say_what_single_launches_do(models: Models, temperature: float | None) -> None:
+    said = []
+    for pdl in (False, True):
+        draft = Draft(models.weights, models.draft.experts, models.cache, 8, 3, temperature, pdl, DRAFT)
+        target = Target(
+            models.weights, models.target.arena, models.cache, 8, models.target.slot_table, 3, temperature, pdl, TARGET
+        )
+        if pdl:
+            draft.capture()
+            target.capture(8)
+        models.cache.latents.zero_()
+        draft.begin(5, 0)
+        for _ in range(8):
+            draft.step()
+        drafted = [part.clone() for part in (draft.tokens, draft.routing, draft.counts, draft.logits)]
+        target.begin(tokens_of(8).to(DEVICE), 8, 8)
+        target.forward(8)
+        said.append([*drafted, target.tokens[:8].clone(), target.logits[:8].clone(), models.cache.latents.clone()])
+    for alone, together in zip(*said, strict=True):
+        assert torch.equal(alone, together)

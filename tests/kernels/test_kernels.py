@@ -6,20 +6,26 @@ Run by Triton's interpreter where there is no GPU. Moves, indices and routing ar
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from specter.config import SamplingConfig
 from specter.errors import SpecterError
+from specter.gpu.sampling import DeviceSampling
 from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
 from specter.kernels.device import Launch, Stream
 from specter.kernels.octets import Octets
+from specter.kernels.routing import RowRouting
 from specter.model.routing import top_k
 from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import quantize_rtn
+from specter.speculation.accept import build_sampler
 from specter.speculation.noise import gumbel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,16 +105,48 @@ def test_skinny_products(num_out: int, num_in: int, block_k: int, dtype: torch.d
         close(octets.decode(), value, torch.bfloat16)
 
 
-@pytest.mark.parametrize("num_experts", [0, 9])
-def test_skinny_gated_mlp_and_router(num_experts: int) -> None:
-    hidden, inter = 96, 40
+def row_routing(num_experts: int, top: int, step: int = 0, num_steps: int = 1) -> RowRouting:
+    history = torch.full((num_steps, top), -1, dtype=torch.int16, device=DEVICE)
+    counts = torch.zeros(num_experts, dtype=torch.int32, device=DEVICE)
+    return RowRouting.empty(history, counts, ints(step), scaling=1.5)
+
+
+def test_skinny_gated_mlp_without_router() -> None:
+    x, gain, w, inner = rand(1, 96), rand(96), rand(2 * 40, 96), poison(40)
+    skinny.norm_gated(stream_of(x, gain), w, inner, None, EPS, Launch(8, 64), pdl=False)
+    close(inner, gated(normed(x, gain), w)[0])
+
+
+def test_skinny_gated_mlp_and_router() -> None:
+    hidden, inter, num_experts, top = 96, 40, 41, 3  # three programs of the router, the last one not full
     x, gain, w = rand(1, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
-    inner, logits, scale = poison(inter), poison(num_experts), poison(1)
-    skinny.norm_gated(stream_of(x, gain), w, inner, logits, scale, EPS, Launch(8, 64), pdl=False)
+    inner, routing = poison(inter), row_routing(num_experts, top, step=2, num_steps=4)
+    for step in (1, 2):  # the second finds the first one's scratch
+        routing.step.fill_(step)
+        skinny.norm_gated(stream_of(x, gain), w, inner, routing, EPS, Launch(8, 64), pdl=False)
     close(inner, gated(normed(x, gain), w[num_experts:])[0])
-    if num_experts:
-        close(logits, (normed(x, gain) @ w[:num_experts].T)[0])
-        close(scale * x[0] * gain, normed(x, gain)[0])
+    close(routing.logits, (normed(x, gain) @ w[:num_experts].T)[0])
+    close(routing.scale * x[0] * gain, normed(x, gain)[0])
+    weights, experts = top_k(routing.logits[None], top)
+    close(routing.weights, 1.5 * weights[0])
+    assert routing.history[1].tolist() == routing.history[2].tolist() == experts[0].tolist()
+    assert (routing.history[[0, 3]] == -1).all()
+    assert routing.counts.tolist() == [2 * int(e in experts) for e in range(num_experts)]
+
+
+def test_router_ties_go_to_the_lower_expert() -> None:
+    logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 0.0, 1.0])
+    x, routing = torch.ones(1, 32, device=DEVICE), row_routing(6, 4)
+    w = torch.zeros(6 + 2 * 8, 32)
+    w[:6, 0] = logits
+    skinny.norm_gated(stream_of(x, x[0]), w.to(DEVICE), poison(8), routing, EPS, Launch(8, 32), pdl=False)
+    assert routing.history[0].tolist() == [1, 3, 0, 2]
+
+
+def test_router_gives_every_rank_one_expert_even_where_logits_are_no_numbers() -> None:
+    x, routing = rand(1, 32), row_routing(6, 4)
+    skinny.norm_gated(stream_of(x, x[0]), poison(6 + 2 * 8, 32), poison(8), routing, EPS, Launch(8, 32), pdl=False)
+    assert sorted(routing.history[0].tolist()) == [0, 1, 2, 3]
 
 
 # -- INT4 experts ------------------------------------------------------------------------------------
@@ -124,50 +162,36 @@ def random_int4(*shape: int, group: int) -> Int4Matrices:
 
 @pytest.mark.parametrize(("inter", "group", "block"), [(96, 32, 128), (64, 64, 64)])
 def test_int4_experts(inter: int, group: int, block: int) -> None:
-    hidden, num_experts, top, num_shared, scaling = 192, 5, 3, 40, 1.5
+    hidden, num_experts, top, num_shared = 192, 5, 3, 40
     gate, up = (random_int4(num_experts, inter, hidden, group=group) for _ in range(2))
     down = random_int4(num_experts, hidden, inter, group=min(group, inter))
     (gate_words, gate_scales), (up_words, up_scales) = int4_moe.pack_matrices(gate), int4_moe.pack_matrices(up)
     down_words, down_scales = int4_moe.pack_matrices(down)
-    logits, x, shared, shared_w = rand(num_experts), rand(hidden), rand(num_shared), rand(hidden, num_shared)
+    x, shared, shared_w = rand(hidden), rand(num_shared), rand(hidden, num_shared)
     octets, inner = Octets.of(x), Octets.empty(top * inter, DEVICE)
-    history = torch.full((4, top), -1, dtype=torch.int16, device=DEVICE)
-    counts, chosen = torch.zeros(num_experts, dtype=torch.int32, device=DEVICE), ints(*[-1] * top)
     before, next_gain = rand(1, hidden), rand(hidden)
-    stream, scale = empty_stream(before, 32), torch.tensor([0.25], device=DEVICE)
+    stream = empty_stream(before, 32)
+    routing = row_routing(num_experts, top, step=1, num_steps=2)
+    weights, experts = rand(top), [3, 0, 4]
+    routing.history[1] = torch.tensor(experts)
+    routing.weights.copy_(weights)
+    routing.scale.fill_(0.25)
 
     int4_moe.gate_up(
-        logits, scale, octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), inner,
-        chosen, history, counts, ints(2), scaling, Launch(16, block), pdl=False,
+        octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), routing, inner,
+        Launch(16, block), pdl=False,
     )  # fmt: skip
     int4_moe.down(
-        shared, shared_w, inner, down_words, down_scales, chosen, stream, next_gain, Launch(32, 32), 128, pdl=False
+        shared, shared_w, inner, down_words, down_scales, routing, stream, next_gain, Launch(32, 32), pdl=False
     )
 
-    weights, experts = top_k(logits[None], top)
-    assert chosen.tolist() == history[2].tolist() == experts[0].tolist()
-    assert (history[[0, 1, 3]] == -1).all()
-    assert counts.tolist() == [int(e in experts) for e in range(num_experts)]
     expected = before + shared_w @ shared
-    for weight, expert in zip(weights[0], experts[0].tolist(), strict=True):
+    for weight, expert in zip(weights, experts, strict=True):
         wide = torch.cat((gate.dequantize()[expert], up.dequantize()[expert]))
-        expected += scaling * weight * (down.dequantize()[expert] @ gated(scale * x, wide))
+        expected += weight * (down.dequantize()[expert] @ gated(0.25 * x, wide))
     # Products are exact; activations are rounded to 16 bits of their octet's largest.
     assert (stream.x - expected).norm() <= 1e-4 * expected.norm()
     check_stream(stream, next_gain, stream.x)
-
-
-def test_int4_ties_go_to_the_lower_expert() -> None:
-    packed = int4_moe.pack_matrices(quantize_rtn(torch.randn(6, 64, 32), 32))
-    words, scales = (part.to(DEVICE) for part in packed)
-    chosen, history = ints(0, 0, 0, 0), torch.zeros(1, 4, dtype=torch.int16, device=DEVICE)
-    logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 0.0, 1.0], device=DEVICE)
-    counts = torch.zeros(6, dtype=torch.int32, device=DEVICE)
-    int4_moe.gate_up(
-        logits, rand(1), Octets.of(rand(32)), words, scales, Octets.empty(128, DEVICE), chosen, history, counts,
-        ints(0), 1.0, Launch(32, 32), pdl=False,
-    )  # fmt: skip
-    assert chosen.tolist() == [1, 3, 0, 2]
 
 
 def test_octets_keep_sixteen_bits_of_their_largest() -> None:
@@ -213,17 +237,17 @@ def test_tiles_products(dtype: torch.dtype) -> None:
 
 def test_tiles_gated_mlp_and_router() -> None:
     hidden, inter, num_experts = 96, 40, 9
-    x, gain, w = rand(33, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
+    x, gain, w = rand(48, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
     parts = {}
-    for num_rows in (33, 17, 1):
+    for num_rows in ROWS:
         out = poison(num_rows, inter), poison(num_rows, num_experts), poison(num_rows)
         tiles.norm_gated(stream_of(x[:num_rows], gain), w, *out, EPS, Launch(32, 64), pdl=False)
         parts[num_rows] = out
-    close(parts[33][0], gated(normed(x, gain), w[num_experts:]))
-    close(parts[33][1], normed(x, gain) @ w[:num_experts].T)
-    close(parts[33][2][:, None] * x * gain, normed(x, gain))
-    for num_rows in (17, 1):
-        for part, whole in zip(parts[num_rows], parts[33], strict=True):
+    close(parts[48][0], gated(normed(x, gain), w[num_experts:]))
+    close(parts[48][1], normed(x, gain) @ w[:num_experts].T)
+    close(parts[48][2][:, None] * x * gain, normed(x, gain))
+    for num_rows in ROWS:
+        for part, whole in zip(parts[num_rows], parts[48], strict=True):
             assert torch.equal(part, whole[:num_rows])
 
 
@@ -310,10 +334,10 @@ def test_route_groups_every_pair_once() -> None:
 # -- attention -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mla(dtype: torch.dtype) -> None:
-    heads = mla.Heads(3, 16, 16, 16, 64, scale=0.2, block_c=32, block_v=16, split=16)
-    capacity, begin = 80, 13
+@pytest.mark.parametrize(("dtype", "num_rows"), [(torch.float32, 48), (torch.bfloat16, 17)])
+def test_mla(dtype: torch.dtype, num_rows: int) -> None:
+    heads = mla.Heads(3, 16, 16, 16, 64, scale=0.2, block_c=32, block_v=16, split=32)
+    capacity, begin = 80, 13  # rows see one split or two, never the third
     qk = heads.nope + heads.rope
     qkv = rand(48, heads.num_heads * qk + heads.lora + heads.rope, dtype=dtype)
     kv_b, gain = rand(heads.num_heads * (heads.nope + heads.v), heads.lora, dtype=dtype) / 8, rand(heads.lora).to(dtype)
@@ -323,28 +347,30 @@ def test_mla(dtype: torch.dtype) -> None:
 
     def run(rows: slice) -> tuple[Tensor, Tensor]:
         cache, part = old.clone(), qkv[rows].contiguous()
-        position, num_rows = ints(begin + rows.start), part.shape[0]
+        position, size = ints(begin + rows.start), part.shape[0]
         if rows.start:
             cache[begin : begin + rows.start] = whole_cache[begin : begin + rows.start]
-        queries = poison(num_rows, heads.num_heads, heads.lora + heads.rope, dtype=dtype)
-        partials = mla.Partials.empty(heads, num_rows, capacity, DEVICE)
-        out = poison(num_rows, heads.num_heads * heads.v, dtype=dtype)
+        queries = poison(size, heads.num_heads, heads.lora + heads.rope, dtype=dtype)
+        partials = mla.Partials.empty(heads, size, capacity, DEVICE)
+        out = poison(size, heads.num_heads * heads.v, dtype=dtype)
         mla.absorb(heads, part, kv_b, gain, rotary, position, queries, cache, pdl=False)
         mla.attend(heads, queries, cache, position, partials, pdl=False)
-        latents = poison(num_rows, heads.num_heads, heads.lora, dtype=dtype)
+        latents = poison(size, heads.num_heads, heads.lora, dtype=dtype)
         mla.merge_and_project(heads, partials, kv_b, position, latents, out, pdl=False)
-        if num_rows == 1:
+        if size == 1:
             single = poison(heads.num_heads * heads.v, dtype=dtype)
             mla.values(heads, partials, kv_b, position, single, pdl=False)
             close(single, out[0], dtype)
         return out, cache
 
-    whole, whole_cache = run(slice(0, 33))
+    whole, whole_cache = run(slice(0, num_rows))
     assert torch.equal(whole_cache[:begin], old[:begin])
-    assert torch.equal(whole_cache[begin + 33 :], old[begin + 33 :])
-    close(whole, _attention(heads, qkv[:33].float(), kv_b.float(), gain.float(), rotary, old.float(), begin), dtype)
-    for rows in (slice(0, 1), slice(20, 21), slice(16, 33)):
-        assert torch.equal(run(rows)[0], whole[rows])
+    assert torch.equal(whole_cache[begin + num_rows :], old[begin + num_rows :])
+    expected = _attention(heads, qkv[:num_rows].float(), kv_b.float(), gain.float(), rotary, old.float(), begin)
+    close(whole, expected, dtype)
+    for rows in (slice(0, 1), slice(16, 17), slice(0, 2), slice(20, 37)):
+        if rows.stop <= num_rows:
+            assert torch.equal(run(rows)[0], whole[rows])
 
 
 def _attention(
@@ -388,16 +414,40 @@ def test_embedding_and_greedy_choice() -> None:
     assert out[1] == 7
 
 
-def test_seeded_choice_draws_the_noise_of_a_position_whoever_asks() -> None:
-    vocab, seed, temperature = 1500, 2**40 + 12345, 0.7
-    selection = select.Selection.empty(3, vocab, DEVICE, seed, temperature)
-    logits, out = rand(3, vocab), ints(-1, -1, -1)
+@pytest.mark.parametrize("sampling", [SamplingConfig("greedy"), SamplingConfig("seeded", 0.7, seed=2**40 + 12345)])
+def test_the_device_chooses_what_the_host_would_and_never_padding(sampling: SamplingConfig) -> None:
+    num_tokens, vocab = 1500, 2300
+    chosen = DeviceSampling.of(sampling)
+    selection = select.Selection.empty(3, num_tokens, DEVICE, chosen.seed, chosen.temperature)
+    logits, out = rand(3, vocab) - 9.0, ints(-1, -1, -1)
+    logits[:, num_tokens:] = 0.0  # more than any token has
     selection.choose(logits, ints(8), out, pdl=False)
+    sampler = build_sampler(sampling)
     for row in range(3):
-        noisy = logits[row].cpu().numpy() / temperature + gumbel(seed, 9 + row, vocab)
-        assert int(out[row]) == int(np.argmax(noisy))
+        assert int(out[row]) == sampler.propose(logits[row, :num_tokens].cpu(), 9 + row).token
     tokens, feed, position, step = ints(-1, -1, -1), ints(-1), ints(10), ints(1)
     selection.advance(logits[2:], tokens, feed, position, step, pdl=False)
     token = int(out[2])
     assert tokens.tolist() == [-1, token, -1]
     assert [int(feed), int(position), int(step)] == [token, 11, 2]
+
+
+def test_device_noise_is_the_hosts_up_to_its_largest() -> None:
+    num_tokens, seed = 2**16, 5
+    out = poison(num_tokens)
+    _noise[(num_tokens // 1024,)](out, seed, 7, BLOCK=1024)
+    expected = torch.from_numpy(gumbel(seed, 7, num_tokens))
+    assert expected.max() > 9
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+@triton.jit
+def _noise(out, seed, position, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, select._gumbel(seed, position, at))
+
+
+@pytest.mark.parametrize("other", [{"top_k": 5}, {"top_p": 0.9}, {"kind": "rejection"}])
+def test_what_the_graph_cannot_sample_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(SpecterError, match="inside a step on the device"):
+        DeviceSampling.of(dataclasses.replace(SamplingConfig("seeded"), **other))
