@@ -24,7 +24,7 @@ from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encod
 from specter.model.names import PARTS, Shape, canonical, expected_shapes, on_hub
 from specter.model.spec import ModelSpec, read_spec
 
-_MAX_MAPPED_BYTES = 4 * 2**20
+_MAX_MAPPED_BYTES = 2 * 2**20
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = ("F32", "F16", "BF16")
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}
