@@ -20,14 +20,16 @@ import torch
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from harness.jobs import progress_bar
 from harness.plan import Probe, compose
 from harness.recordings import read_manifest
-from specter.config import ModelConfig
+from specter.config import ModelConfig, RunConfig
 from specter.errors import SpecterError
+from specter.hub import with_local_paths
 from specter.live import check_draft_origin
 from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ModelSpec
@@ -101,12 +103,17 @@ def _recorded(config: FidelityConfig) -> Iterator[Request]:
 
 
 def _of_datasets(config: FidelityConfig) -> Iterator[Request]:
-    run = compose()
-    run.model = config.model
-    tokenizer: Tokenizer = load_tokenizer(run)
+    tokenizer: Tokenizer = load_tokenizer(_run_of(config))
     for name in config.probe.datasets:
         for text in first_texts(compose([f"dataset={name}"]).dataset, config.probe.num_requests):
             yield Request("data set", name, tokenizer.encode(text).ids)
+
+
+def _run_of(config: FidelityConfig) -> RunConfig:
+    """Any run of the model, for what asks for one."""
+    run = compose()
+    run.model = config.model
+    return run
 
 
 def side_by_side(found: Sequence[Request], prompt_tokens: int) -> Texts:
@@ -221,6 +228,7 @@ def measure(config: FidelityConfig) -> pd.DataFrame:
     torch.set_num_threads(config.threads)
     if config.probe.device == "cuda" and not torch.cuda.is_available():
         raise SpecterError("probe.device=cuda, but there is no CUDA GPU", "use probe.device=cpu")
+    config.model = with_local_paths(_run_of(config), Console(stderr=True)).model
     found = requests(config)
     texts = side_by_side(found, config.probe.prompt_tokens)
     checkpoint = Checkpoint.open(config.model.checkpoint)

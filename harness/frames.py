@@ -32,7 +32,11 @@ HARDWARE = {
     "h200_pcie5": "H200, PCIe 5.0",
     "rtx4090_ddr4": "RTX 4090, DDR4 desktop",
 }
-MODELS = {"deepseek_v2_lite": "DeepSeek-V2-Lite"}
+MODELS = {
+    "deepseek_v2_lite": "DeepSeek-V2-Lite",
+    "qwen1_5_moe": "Qwen1.5-MoE",
+    "phi3_5_moe": "Phi-3.5-MoE",
+}
 METHODS = {
     "gptq": "GPTQ, INT4",
     "awq": "AWQ, INT4",

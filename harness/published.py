@@ -5,7 +5,7 @@ By model, under the names of `charged_as`. All of it was measured on the real ch
 
 from __future__ import annotations
 
-DEEPSEEK, QWEN, PHI = "deepseek_v2_lite", "qwen15_moe", "phi35_moe"
+DEEPSEEK, QWEN, PHI = "deepseek_v2_lite", "qwen1_5_moe", "phi3_5_moe"
 
 ACCEPTANCE_MEAN = 0.9663  # mean over its models
 ACCEPTANCE = {DEEPSEEK: 0.99}

@@ -27,6 +27,7 @@ class ModelConfig:
     charged_as: str  # full-size model whose bytes and flops the virtual clock charges
     tokenizer: str
     residents: dict[str, float]  # experts per MoE layer held on the GPU, by budget tier
+    published_k: int = 16  # the paper's best depth
 
 
 @dataclass

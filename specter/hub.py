@@ -6,15 +6,18 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 
-from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.model.spec import read_spec
+
+if TYPE_CHECKING:
+    from specter.config import RunConfig
 
 CONFIG = "config.json"
 WANTED = [CONFIG, "*.safetensors", "*.safetensors.index.json", "tokenizer.json"]  # never pickles, never code

@@ -25,12 +25,12 @@ from specter.arguments import parse_arguments
 from specter.bench.report import provenance
 from specter.errors import SpecterError
 from specter.model.checkpoint import Checkpoint
+from specter.model.spec import FULL_SIZE
 from specter.quantize.calibration import CALIBRATION, TOKENIZER, load_calibration
 from specter.quantize.cli import Options as QuantizeOptions
 from specter.quantize.cli import quantize_model, summary
 from specter.quantize.quantizers import default_min_tokens
 from specter.quantize.workspace import Workspace
-from specter.standin.inflate import FULL_SIZE
 from specter.standin.inflated import InflatedCheckpoint
 
 GOAL_S = 360.0  # DeepSeek-V2-Lite by GPTQ on an H200

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +24,7 @@ from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encod
 from specter.model.names import PARTS, Shape, canonical, expected_shapes, on_hub
 from specter.model.spec import ModelSpec, read_spec
 
+_MAX_MAPPED_BYTES = 2 * 2**20
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = ("F32", "F16", "BF16")
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}
@@ -46,6 +48,8 @@ class Checkpoint:
         self.directory = directory
         self.spec = spec
         self._entries = entries
+        self._files: dict[Path, Any] = {}  # open ones
+        self._mapped_bytes = 0  # read from them
 
     @classmethod
     def open(cls, directory: Path | str) -> Checkpoint:
@@ -127,9 +131,14 @@ class Checkpoint:
 
     def _read(self, name: str, index: int | None = None) -> Tensor:
         entry = self._entries[name]
-        # Opened anew each time: pages of a mapped file that is left open stay in memory.
-        with safe_open(entry.path, framework="pt") as file:
-            value: Tensor = file.get_tensor(entry.name) if index is None else file.get_slice(entry.name)[index]
+        if self._mapped_bytes > _MAX_MAPPED_BYTES:  # pages of a mapped file stay in memory while it is open
+            self._files.clear()
+            self._mapped_bytes = 0
+        file = self._files.get(entry.path)
+        if file is None:
+            file = self._files[entry.path] = safe_open(entry.path, framework="pt")
+        value: Tensor = file.get_tensor(entry.name) if index is None else file.get_slice(entry.name)[index]
+        self._mapped_bytes += value.nbytes
         return value
 
 

@@ -158,7 +158,7 @@ def run(options: Options, console: Console) -> None:
     checkpoint = Checkpoint.open(find_checkpoint(directory, console) if is_hub_id(directory) else directory)
     spec = checkpoint.spec
     _check_groups(spec, options.group)
-    own = Path(options.tokenizer) if options.tokenizer else options.checkpoint / "tokenizer.json"
+    own = Path(options.tokenizer) if options.tokenizer else checkpoint.directory / "tokenizer.json"
     tokenizer = own if options.tokenizer or own.is_file() else None
     text = load_calibration(options.calibration, spec, options.sequences, tokenizer)
     work = Workspace(options.out, origin(options, checkpoint, text))

@@ -7,8 +7,8 @@ Per linear, W [out, in], groups of g input channels, 4 bits:
     qzeros   int32 [in / g, out / 8]  nibble j of column c = zero - 1 of output channel 8 c + j
     g_idx    int32 [in]               group of each input channel, here always i // g
 
-named model.layers.N.mlp.experts.M.{gate,up,down}_proj.{qweight,scales,qzeros,g_idx}, or as the family's publisher
-names its experts (Phi: block_sparse_moe.experts.M.w1 …); N counts dense layers.
+named model.layers.N.mlp.experts.M.{gate,up,down}_proj.{qweight,scales,qzeros,g_idx}; N counts dense layers.
+A publisher's names are read as well (Phi: block_sparse_moe.experts.M.w1 …).
 `checkpoint_format` "gptq" is this; "gptq_v2" stores zero instead of zero - 1, and is read as well. AWQ's experts also
 have one fp32 [D] a layer, model.layers.N.mlp.experts.input_scales, and a `checkpoint_format` of their own, so that no
 program that does not know of it reads them wrongly.

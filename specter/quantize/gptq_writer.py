@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.names import on_hub
 from specter.model.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
@@ -43,7 +42,7 @@ class Note:
 
 
 def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Tensor]:
-    """The tensors of MoE layer `index` under their publisher's names, on the CPU.
+    """The tensors of MoE layer `index`, on the CPU, under the names that transformers and gptqmodel use.
 
     Raises:
         SpecterError: a zero point of 0, which the format cannot hold.
@@ -55,9 +54,9 @@ def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Te
             raise SpecterError(f"{projection}: a zero point is 0", "quantise with zeros in 1..15; v1 stores zero - 1")
         for part, batch in pack(matrices).items():
             for expert, tensor in enumerate(batch.cpu()):
-                tensors[on_hub(spec.family, tensor_name(spec, index, expert, projection, part))] = tensor
+                tensors[tensor_name(spec, index, expert, projection, part)] = tensor
     if layer.input_scales is not None:
-        tensors[on_hub(spec.family, scales_name(spec, index))] = layer.input_scales.float().cpu()
+        tensors[scales_name(spec, index)] = layer.input_scales.float().cpu()
     return tensors
 
 
@@ -67,11 +66,7 @@ def shard_name(number: int, num_shards: int) -> str:
 
 
 def write_config(directory: Path, spec: ModelSpec, note: Note, has_input_scales: bool) -> None:
-    modules = [
-        on_hub(spec.family, f".mlp.experts.{expert}.{name}_proj.").strip(".")
-        for expert in range(spec.num_experts)
-        for name in PROJECTIONS
-    ]
+    modules = [f"mlp.experts.{expert}.{name}_proj" for expert in range(spec.num_experts) for name in PROJECTIONS]
     quantization = {
         "quant_method": "gptq",
         "bits": 4,
