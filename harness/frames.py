@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-Frames = dict[str, pd.DataFrame]  # by experiment, "probe" or "fidelity"
 SYSTEMS = {
     "specter": "Specter",
     "specter_no_prefetch": "Specter, no prefetch",
@@ -49,7 +47,7 @@ LOOPING = 0.9  # distinct 4-grams below this: the text repeats itself, which fla
 MACRO = "mean"
 
 
-def read(paths: Sequence[Path]) -> Frames:
+def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """Tidy tables by experiment (or `probe`, `fidelity`), which is their file's name."""
     return {path.stem: pd.read_parquet(path) for path in paths}
 
@@ -159,28 +157,3 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     for sampling, share in grams[grams < LOOPING].items():
         notes.append(f"The {sampling} text repeats itself (distinct 4-grams {share:.2f}), which flatters hit rates.")
     return notes
-
-
-@dataclass(frozen=True)
-class Table:
-    """Numbers with the words around them. `keys` are the leading columns that name a row."""
-
-    title: str
-    frame: pd.DataFrame
-    keys: int
-    notes: list[str]
-    stated: dict[str, str]  # the protocol, as columns of the CSV
-
-
-def stated(frame: pd.DataFrame) -> dict[str, str]:
-    """The protocol of a table of runs or of probes."""
-    if "num_pairs" in frame:
-        return {"protocol": fidelity_line(frame)}
-    if "clock" not in frame:
-        return {"protocol": probe_line(frame)}
-    return {
-        "clock": " / ".join(sorted(frame["clock"].unique())),
-        "hardware": " / ".join(sorted(frame["hardware"].unique())),
-        "checkpoint": checkpoint_line(frame),
-        "temperature": " / ".join(f"{value:g}" for value in sorted(frame["temperature"].unique())),
-    }

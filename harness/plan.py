@@ -68,7 +68,7 @@ TABLES = {
     "union": ("probe",),
     "runs": ("probe",),
     "k_sweep": ("k_sweep",),
-    "depth": ("k_sweep",),
+    "depth_profile": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
 }

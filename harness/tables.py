@@ -1,7 +1,4 @@
-"""Tables from tidy tables: `python -m harness.tables main --out main.tex main.md main.csv --tidy main.parquet`.
-
-LaTeX and Markdown are rounded for reading, with the protocol below; CSV keeps six digits, with the protocol in columns.
-"""
+"""Tables from tidy tables: `python -m harness.tables main --out main.tex main.md main.csv --tidy main.parquet`."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ from harness.frames import (
     DATASETS,
     HARDWARE,
     SYSTEMS,
-    Frames,
-    Table,
     caveats,
     in_order,
     provenance,
     read,
     spread_budgets,
-    stated,
     titled,
     with_macro,
 )
 from harness.jobs import run_job, write_whole
+from harness.table import FORMATS, Table, stated
+
+Frames = dict[str, pd.DataFrame]
 
 
 def _cells(frame: pd.DataFrame) -> list[tuple[str, str]]:
@@ -172,49 +169,6 @@ BUILD: dict[str, Callable[[Frames], Table]] = {
     "budget_sweep": budget_sweep,
     "hardware": hardware,
 }
-
-
-def shown(value: object) -> str:
-    """A number as people read it: about three digits."""
-    if not isinstance(value, float):
-        return str(value)
-    if value != value:
-        return "–"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.2f}"
-
-
-def to_markdown(table: Table) -> str:
-    text = table.frame.map(shown)
-    body = text.to_markdown(
-        index=False, colalign=["left"] * table.keys + ["right"] * (text.shape[1] - table.keys), disable_numparse=True
-    )
-    return "\n".join([f"### {table.title}", "", body, "", *[f"{note}  " for note in table.notes], ""])
-
-
-def to_latex(table: Table) -> str:
-    text = table.frame.map(shown)
-    style = text.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-    body = style.to_latex(hrules=True, column_format="l" * table.keys + "r" * (text.shape[1] - table.keys))
-    notes = " ".join(table.notes)
-    for plain, escaped in (("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#")):
-        notes = notes.replace(plain, escaped)
-    lines = [
-        r"\begin{table}",
-        r"\centering\scriptsize",
-        rf"\caption{{{table.title}. {notes}}}",
-        body.rstrip(),
-        r"\end{table}",
-        "",
-    ]
-    return "\n".join(lines).replace("×", r"$\times$").replace("−", "--").replace("–", "--")
-
-
-def to_csv(table: Table) -> str:
-    text: str = table.frame.assign(**table.stated).to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    return text
-
-
-FORMATS: dict[str, Callable[[Table], str]] = {".tex": to_latex, ".md": to_markdown, ".csv": to_csv}
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ rule figure:
 
 rule table:
     input:
-        code("harness/tables.py", "harness/probe_tables.py", "harness/frames.py", "harness/published.py"),
+        code("harness/tables.py", "harness/probe_tables.py", "harness/table.py", "harness/frames.py", "harness/published.py"),
         tidy=lambda wildcards: tidied(wildcards.scale, plan.TABLES[wildcards.table]),
     output:
         tex="paper_tables/{scale}/{table}.tex",
