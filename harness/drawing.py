@@ -19,6 +19,7 @@ plt.style.use(Path(__file__).with_name("specter.mplstyle"))
 
 COLOURS = {
     "specter": "#0072B2",
+    "specter_deadline": "#CC79A7",
     "specter_no_prefetch": "#56B4E9",
     "lru": "#E69F00",
     "lru_same_bytes": "#D55E00",

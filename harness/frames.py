@@ -9,6 +9,7 @@ import pandas as pd
 
 SYSTEMS = {
     "specter": "Specter",
+    "specter_deadline": "Specter, deadline + retain",
     "specter_no_prefetch": "Specter, no prefetch",
     "lru": "LRU",
     "lru_same_bytes": "LRU, equal bytes",

@@ -11,23 +11,28 @@ from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
 from specter.experts.eviction import Eviction, LruEviction, layer_quotas
-from specter.experts.planner import Planner, ThreePhasePlanner
+from specter.experts.planner import DeadlinePlanner, Planner, ThreePhasePlanner
 from specter.experts.residency import Residency
+from specter.experts.retention import RetainEviction
 from specter.experts.transfer import Mover, Transfer, move_nothing
 from specter.metrics import device_bytes
 from specter.model.base import Model
 from specter.model.spec import FULL_SIZE, ExpertId, read_spec
 from specter.speculation.accept import Sampler
+from specter.timeline.base import Timeline
 from specter.timeline.costs import CostModel
 from specter.timeline.virtual import VirtualTimeline
 
-EVICTIONS: dict[str, Callable[[Sequence[int]], Eviction]] = {
-    "lru": LruEviction,
-    "resident": LruEviction,
-    "drop": lambda quotas: DropEviction(),
+# From slots per MoE layer, experts per layer, and staging slots.
+EVICTIONS: dict[str, Callable[[Sequence[int], int, int], Eviction]] = {
+    "lru": lambda quotas, num_experts, num_staging: LruEviction(quotas),
+    "retain": RetainEviction,
+    "resident": lambda quotas, num_experts, num_staging: LruEviction(quotas),
+    "drop": lambda quotas, num_experts, num_staging: DropEviction(),
 }
 PLANNERS: dict[str, Callable[[Sequence[int], int], Planner | None]] = {
     "three_phase": ThreePhasePlanner,
+    "deadline": lambda residents_per_layer, payload_bytes: DeadlinePlanner(),
     "none": lambda residents_per_layer, payload_bytes: None,
 }
 
@@ -76,13 +81,22 @@ def num_slots(config: RunConfig, costs: CostModel) -> int:
     return min(slots, num_experts)
 
 
-def build_engine(config: RunConfig, model: Model, sampler: Sampler, mover: Mover = move_nothing) -> Engine:
-    """An engine with an empty cache (`resident`: a full one) on a fresh virtual timeline.
+def build_engine(
+    config: RunConfig,
+    model: Model,
+    sampler: Sampler,
+    mover: Mover = move_nothing,
+    timeline: Timeline | None = None,
+    costs: CostModel | None = None,
+) -> Engine:
+    """An engine with an empty cache (`resident`: a full one).
 
     Args:
         mover: copies payloads into the model's slots; a replay needs none.
+        timeline: a fresh virtual one of `config.hardware` by default.
+        costs: of the model that `config` charges for by default.
     """
-    costs = build_costs(config)
+    costs = costs or build_costs(config)
     spec = costs.spec
     if (model.num_layers, model.num_dense_layers, model.num_experts, model.top_k) != (
         spec.num_layers,
@@ -96,9 +110,11 @@ def build_engine(config: RunConfig, model: Model, sampler: Sampler, mover: Mover
         )
     slots = num_slots(config, costs)
     quotas = layer_quotas(slots, spec.num_moe_layers)
-    timeline = VirtualTimeline(config.hardware, config.trace)
+    if timeline is None:
+        timeline = VirtualTimeline(config.hardware, config.trace)
     transfer = Transfer(timeline, costs.payload_bytes, mover)
-    cache = ExpertCache(Residency(slots), EVICTIONS[config.system.eviction](quotas), transfer, timeline)
+    eviction = EVICTIONS[config.system.eviction](quotas, spec.num_experts, config.system.num_staging)
+    cache = ExpertCache(Residency(slots), eviction, transfer, timeline)
     if config.system.eviction == "resident":
         cache.place([ExpertId(m, e) for m in range(spec.num_moe_layers) for e in range(spec.num_experts)])
     planner = PLANNERS[config.system.planner](quotas, costs.payload_bytes)

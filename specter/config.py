@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import dataclass, fields, is_dataclass
@@ -32,9 +33,10 @@ class ModelConfig:
 class SystemConfig:
     name: str
     speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
-    planner: str  # "three_phase" or "none"
-    eviction: str  # "lru", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
+    planner: str  # "three_phase", "deadline" or "none"
+    eviction: str  # "lru", "retain", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
     takes_draft_bytes: bool = False  # has slots, too, for the bytes of the INT4 draft that it does not hold
+    num_staging: int = 0  # of eviction "retain": slots for experts loaded ahead, of the budget
 
 
 @dataclass
@@ -75,6 +77,7 @@ class RunConfig:
     dataset: DatasetConfig
     sampling: SamplingConfig
     hardware: Hardware
+    clock: str = "virtual"  # or "device": on this machine's GPU, measured; `hardware` then caps its memory
     k: int = 16
     max_new_tokens: int = 128
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
@@ -90,9 +93,10 @@ class RunConfig:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "model.checkpoint_kind": ("standin", "hub"),
-    "system.planner": ("three_phase", "none"),
-    "system.eviction": ("lru", "drop", "resident"),
+    "system.planner": ("three_phase", "deadline", "none"),
+    "system.eviction": ("lru", "retain", "drop", "resident"),
     "dataset.source": ("shipped", "hub"),
+    "clock": ("virtual", "device"),
     "sampling.kind": ("greedy", "seeded", "rejection"),
 }
 
@@ -100,8 +104,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def validate(config: RunConfig) -> RunConfig:
     """Checks what a type cannot say. Raises SpecterError naming the key and the remedy; returns the config."""
     for path, choices in _CHOICES.items():
-        group, key = path.split(".")
-        value = getattr(getattr(config, group), key)
+        value = functools.reduce(getattr, path.split("."), config)
         if value not in choices:
             raise SpecterError(f"{path}={value!r} is unknown", f"use one of: {', '.join(choices)}")
     max_k = MAX_VERIFY_TILES * config.tile_rows - 1
@@ -114,6 +117,11 @@ def validate(config: RunConfig) -> RunConfig:
     if config.system.planner != "none" and not config.system.speculative:
         raise SpecterError(
             f"system.planner={config.system.planner} needs a draft to look ahead", "set system.speculative=true"
+        )
+    if (config.system.eviction == "retain") != (config.system.num_staging > 0):
+        raise SpecterError(
+            f"system.num_staging={config.system.num_staging} with system.eviction={config.system.eviction}",
+            "give eviction retain at least one staging slot, and any other none",
         )
     num_cores = os.cpu_count() or 1
     if config.threads > num_cores:

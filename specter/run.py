@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 import torch
@@ -31,6 +32,9 @@ from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.session import OnCommit, RunResult
 from specter.timeline.trace import write_chrome_trace
+
+if TYPE_CHECKING:
+    from specter.gpu.live import DeviceLive
 
 
 def run_id(config: RunConfig) -> str:
@@ -132,6 +136,16 @@ def summary(config: RunConfig, result: RunResult) -> Table:
     return table
 
 
+def load(config: RunConfig, console: Console) -> LiveModel | DeviceLive:
+    """The model on the clock that `config` asks for."""
+    if config.clock == "device":
+        from specter.gpu.live import DeviceLive  # kernels take seconds to import, and a GPU to run
+
+        return DeviceLive.load(config, console)
+    with make_progress(console) as progress:
+        return LiveModel.load(config, progress)
+
+
 def run(config: RunConfig, console: Console) -> None:
     """Runs one configuration live, writes its directory, prints text and summary."""
     directory = adhoc_directory(config)
@@ -155,8 +169,8 @@ def run(config: RunConfig, console: Console) -> None:
     spec = read_spec(Path(config.model.checkpoint))
     for tokens in (prompt, warmup):
         check_prompt(spec, config.kv_capacity, len(tokens))
+    live = load(config, console)
     with make_progress(console) as progress:
-        live = LiveModel.load(config, progress)
         # Warm-up, the run itself, and plain decoding to compare with.
         num_tokens = config.warmup_tokens + config.max_new_tokens * (2 if config.sampling.kind != "rejection" else 1)
         task = progress.add_task("tokens", total=num_tokens)

@@ -6,13 +6,18 @@ Words: prefetch (before need), fetch (somebody waits); hit (resident when needed
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specter.experts.eviction import Eviction
 from specter.experts.planner import Plan
+from specter.experts.queue import LoadQueue
 from specter.experts.residency import Residency, Slot, State
 from specter.experts.transfer import Transfer
 from specter.model.spec import ExpertId
@@ -52,6 +57,14 @@ class Wave:
         return [slot.index for slot in self.slots]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """What every input starts from."""
+
+    contents: list[ExpertId]
+    eviction: Eviction
+
+
 class ExpertCache:
     """Slots of the device, filled by need and by plan, displaced by the eviction policy."""
 
@@ -61,7 +74,8 @@ class ExpertCache:
         self._eviction = eviction
         self._transfer = transfer
         self._timeline = timeline
-        self._protected: defaultdict[int, set[ExpertId]] = defaultdict(set)  # by layer, until its verification
+        self._queue = LoadQueue(timeline)
+        self._protected = np.zeros((0, 0), np.bool_)  # by the last plan, until its layer's verification [MoE layers, E]
 
     # -- before need ---------------------------------------------------------------------------
 
@@ -69,20 +83,44 @@ class ExpertCache:
         """Resident, or on its way."""
         return self.residency.find(expert) is not None
 
-    def prefetch(self, plan: Plan) -> list[Event]:
-        """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched."""
-        self._protected.clear()  # this plan's word on what matters replaces the last one's
-        for expert in plan.protect:
-            self._protected[expert.layer].add(expert)
-        copies = []
-        for expert in plan.loads:
-            slot = self._take_slot(expert)
-            if slot is None:
-                continue
-            self._protected[expert.layer].add(expert)
-            copies.append(self._start_load(slot, is_prefetch=True))
-            self.counters.num_prefetched += 1
+    def present(self, num_layers: int, num_experts: int) -> NDArray[np.bool_]:
+        """Which experts are resident or on their way, [MoE layers, E]."""
+        mask = np.zeros((num_layers, num_experts), np.bool_)
+        for expert in self.residency.experts():
+            mask[expert] = True
+        return mask
+
+    def prefetch(self, plan: Plan, known: Event) -> list[Event]:
+        """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched.
+
+        Args:
+            known: the event that made the plan possible.
+        """
+        self._protected = plan.protect  # what matters now, instead of what mattered at the last plan
+        copies = [event for expert in plan.loads if (event := self._prefetch(expert)) is not None]
+        if copies:
+            self._queue.open(known)
+            self._queue.close()
         return copies
+
+    def enqueue(self, plan: Plan, known: Event) -> None:
+        """Keeps the plan's loads for `feed`, instead of what is left of the last plan."""
+        self._protected = plan.protect
+        self._queue.replace(plan.loads, known)
+
+    def feed(self) -> Event | None:
+        """Issues planned copies while few enough are under way and slots can be taken.
+
+        Returns:
+            What to wait for before calling again; None if nothing is planned or no slot may be taken.
+        """
+        queue = self._queue
+        while queue.planned and queue.has_room():
+            if not self.is_present(queue.planned[0]) and self._prefetch(queue.planned[0]) is None:
+                return None
+            queue.planned.popleft()
+            queue.close()
+        return queue.oldest() if queue.planned else None
 
     def note_join(self) -> None:
         """Verification is about to wait for all copies under way: whoever uses one of them finds it late."""
@@ -91,15 +129,22 @@ class ExpertCache:
 
     # -- at need -------------------------------------------------------------------------------
 
-    def waves(self, layer: int, experts: Sequence[int]) -> Iterator[Wave]:
-        """Yields every expert of `experts` once: hits together first, then each arrival as its copy is due.
+    def waves(self, layer: int, counts: NDArray[np.int64], known: Event) -> Iterator[Wave]:
+        """Yields every expert that the router chose for `layer` once: hits together first, then each arrival as its
+        copy is due. Plans and protections for the layer end here.
 
         The caller computes a wave and calls `release` before asking for the next. Misses are issued as slots allow:
         some at once, the others as waves are released; with two slots, one wave's release makes room for the
         next one's copy.
+
+        Args:
+            counts: rows of the pass that chose each expert [E].
+            known: the event that told.
         """
-        wanted = [ExpertId(layer, expert) for expert in experts]
-        self._protected[layer].clear()
+        wanted = [ExpertId(layer, expert) for expert in np.flatnonzero(counts).tolist()]
+        self._protected[layer : layer + 1] = False
+        self._queue.drop_layer(layer)
+        self._eviction.demand(layer, counts)
         self.counters.num_experts += len(wanted)
         hits: list[Slot] = []
         arriving: deque[Slot] = deque()
@@ -119,17 +164,20 @@ class ExpertCache:
         self.counters.num_hits += len(hits) + len(arriving) - num_late
         self.counters.num_late_hits += num_late
         self.counters.num_misses += len(missing)
-        self._fetch(missing, arriving)
+        if missing:
+            self._queue.open(known)
+        self._fetch(missing, arriving, may_wait=True)
         if hits:
             yield Wave(hits, [])
         while missing or arriving:
-            self._fetch(missing, arriving)
+            self._fetch(missing, arriving, may_wait=False)
             if not arriving:
                 self._make_room()
                 continue
             slot = arriving.popleft()
             assert slot.ready is not None
             yield Wave([slot], [slot.ready])
+        self._queue.close(known)
 
     def release(self, wave: Wave, done: Event) -> None:
         """The wave's compute, ending at `done`, was issued: its slots may be displaced behind it."""
@@ -139,27 +187,52 @@ class ExpertCache:
             self.residency.end_load(slot)  # its compute is queued behind its copy
             self.residency.unpin(slot)
             if self._eviction.keeps:
-                self._eviction.touch(slot.expert)
+                self._eviction.used(slot.expert)
             else:
                 self.residency.evict(slot.expert)
 
+    def begin_round(self) -> None:
+        """A round, or prefill, begins."""
+        self._eviction.begin_round()
+
+    def settle_need(self) -> int:
+        """Time, ns, during which an expert that was known to be needed had not arrived, since the last call.
+
+        Of needs that have ended; the host must have waited for what told of them.
+        """
+        return self._queue.settle()
+
     # -- starting state ------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Empties the cache, whatever state an interrupted round has left it in; both lanes must be idle."""
+        self.residency.clear()
+        self._eviction.clear()
+        self._queue.clear()
+        self._protected[:] = False
 
     def place(self, experts: Sequence[ExpertId]) -> None:
         """Empties the cache and fills it with `experts`, least recently used first, outside the timeline."""
-        for expert in list(self.residency.experts()):
-            self._displace(expert)
-        self._protected.clear()
+        self.clear()
         for expert in experts:
             slot = self.residency.begin_load(expert)
             self._transfer.place(expert, slot)
-            slot.ready = slot.last_use = None
             self.residency.end_load(slot)
-            self._eviction.touch(expert)
+            self._eviction.loaded(expert)
+            self._eviction.used(expert)
 
     def contents(self) -> list[ExpertId]:
         """Residents, least recently used first; `place` restores them."""
         return self._eviction.order()
+
+    def snapshot(self) -> CacheState:
+        """Contents and what the eviction knows, for `restore`; no copy may be under way."""
+        return CacheState(self.contents(), copy.deepcopy(self._eviction))
+
+    def restore(self, state: CacheState) -> None:
+        """The cache as it was at `snapshot`, outside the timeline; the state can be restored again."""
+        self.place(state.contents)
+        self._eviction = copy.deepcopy(state.eviction)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -169,13 +242,24 @@ class ExpertCache:
         return slot.state is State.RESIDENT
 
     def _may_evict(self, expert: ExpertId) -> bool:
-        if expert in self._protected[expert.layer]:
+        if expert.layer < len(self._protected) and self._protected[expert]:
             return False
         slot = self.residency.find(expert)
         return slot is not None and slot.pins == 0 and self._has_arrived(slot)
 
-    def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot]) -> None:
-        while missing and (slot := self._take_slot(missing[0])) is not None:
+    def _prefetch(self, expert: ExpertId) -> Event | None:
+        slot = self._take_slot(expert, is_urgent=False)
+        if slot is None:
+            return None
+        self._protected[expert] = True
+        self.counters.num_prefetched += 1
+        return self._start_load(slot, is_prefetch=True)
+
+    def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot], may_wait: bool) -> None:
+        while missing:
+            slot = self._take_slot(missing[0], is_urgent=not (may_wait or arriving))
+            if slot is None:
+                return
             missing.popleft()
             self.residency.pin(slot)
             self._start_load(slot, is_prefetch=False)
@@ -183,15 +267,18 @@ class ExpertCache:
 
     def _make_room(self) -> None:
         """Every slot is promised to a later layer: the need of now goes before the plan for later."""
-        self._protected.clear()
+        self._protected[:] = False
+        self._eviction.reconsider()
         for slot in self.residency.slots:
             if slot.state is State.LOADING and slot.ready is not None:
                 self._timeline.wait(slot.ready)
                 return
+        if all(slot.pins for slot in self.residency.slots):
+            raise RuntimeError("every slot is pinned: a wave was not released")
 
-    def _take_slot(self, expert: ExpertId) -> Slot | None:
+    def _take_slot(self, expert: ExpertId, is_urgent: bool) -> Slot | None:
         if self.residency.num_free == 0:
-            victim = self._eviction.victim(expert.layer, self._may_evict)
+            victim = self._eviction.victim(expert.layer, self._may_evict, is_urgent)
             if victim is None:
                 return None
             self._displace(victim)
@@ -205,5 +292,6 @@ class ExpertCache:
         assert slot.expert is not None
         slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
         slot.is_prefetch = is_prefetch
-        self._eviction.touch(slot.expert)
+        self._queue.issued(slot.ready)
+        self._eviction.loaded(slot.expert)
         return slot.ready

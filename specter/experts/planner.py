@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,27 +15,66 @@ from specter.model.spec import ExpertId
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Experts to load, in order, and residents that these loads must not displace."""
+    """Experts to load, in order, and which experts no load of this round may displace."""
 
     loads: list[ExpertId]
-    protect: list[ExpertId]
+    protect: NDArray[np.bool_]  # [MoE layers, E]
 
 
 class Planner(Protocol):
-    joins_before_verify: bool  # verification waits for the last prefetch as a whole
+    # True: plans are issued at once, and verification waits for the last one as a whole. False: planned loads are
+    # issued as the link takes them, and every layer waits for its own.
+    joins_before_verify: bool
 
     def begin_round(self, draft_len: int) -> None: ...
 
     def is_boundary(self, num_drafted: int) -> bool:
         """Whether to read the counters and plan now, after `num_drafted` tokens of this round."""
 
-    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan: ...
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
+        """What to do after `num_drafted` tokens of this round.
+
+        Args:
+            counts: draft tokens that chose each expert, [MoE layers, E].
+            present: which experts are resident or on their way, [MoE layers, E].
+        """
 
     def observe_step(self, step_ms: float) -> None:
         """A measured draft step."""
 
     def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
         """A measured batch of prefetches."""
+
+
+class DeadlinePlanner:
+    """Every expert that the draft has counted, by its layer's deadline, then by count.
+
+    Plans from the first draft step on and after every step, so that the link starts as soon as anything is known and
+    always works for what comes due first. What the draft is sure of (high count) goes before what it saw once, which
+    the target may not need. There is no join: loads that are still planned when verification begins are issued
+    while earlier layers verify.
+    """
+
+    joins_before_verify = False
+
+    def begin_round(self, draft_len: int) -> None:
+        pass
+
+    def is_boundary(self, num_drafted: int) -> bool:
+        return True
+
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
+        counted = counts > 0
+        layers, experts = np.nonzero(counted & ~present)
+        order = np.lexsort((-counts[layers, experts], layers))
+        loads = list(map(ExpertId, layers[order].tolist(), experts[order].tolist()))
+        return Plan(loads, counted)
+
+    def observe_step(self, step_ms: float) -> None:
+        pass
+
+    def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
+        pass
 
 
 class ThreePhasePlanner:
@@ -66,17 +105,17 @@ class ThreePhasePlanner:
     def is_boundary(self, num_drafted: int) -> bool:
         return num_drafted == self._boundary
 
-    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan:
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
         loads: list[ExpertId] = []
-        protect: list[ExpertId] = []
+        protect = np.zeros(counts.shape, np.bool_)
         is_full = True
         ranked = np.argsort(-counts, axis=1, kind="stable")  # by count, then by expert number
         for layer, top_m in enumerate(self._top_m):
             row = counts[layer]
             wanted = [ExpertId(layer, int(e)) for e in ranked[layer, :top_m] if row[e] > 0]
             is_full &= len(wanted) == top_m
-            for expert in wanted:
-                (protect if is_present(expert) else loads).append(expert)
+            protect[layer, [expert.expert for expert in wanted]] = True
+            loads += [expert for expert in wanted if not present[expert]]
         copy_ms = len(loads) * self._payload_bytes / self._bytes_per_ms
         boundary = num_drafted + max(1, math.ceil(copy_ms / self._step_ms))
         self._boundary = 0 if is_full or boundary >= self._draft_len else boundary

@@ -116,11 +116,11 @@ class TargetHead:
     """The final norm and the head, on `device`."""
 
     def __init__(self, source: Source, device: torch.device | str) -> None:
-        head, bias = load_head(source)
         self._spec = source.spec
-        self._head = head.to(device, torch.float32)
+        head, bias = load_head(source)
+        self._head = head.t().to(device, torch.float32).contiguous()
         self._bias = None if bias is None else bias.to(device, torch.float32)
 
     def logits(self, x: Tensor) -> Tensor:
         """Of final states [rows, D]: [rows, V]."""
-        return add_bias(norm(self._spec, x) @ self._head.T, self._bias)
+        return add_bias(norm(self._spec, x) @ self._head, self._bias)

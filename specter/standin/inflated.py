@@ -81,6 +81,11 @@ class InflatedCheckpoint:
         # then keeps its INT4 scales, which as fp16 have little room below.
         self._boost = 1 / self._routed.up
 
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the vocabulary that stand for a token; the others are zeros."""
+        return self.narrow.spec.vocab
+
     def tensor(self, name: str) -> Tensor:
         """One tensor of the wide model by Specter's name, `dtype` on `device`; routed experts fused (see `experts`)."""
         head, _, kind = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")

@@ -64,6 +64,8 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         (["warmup_tokens=400"], "warmup_tokens=400", "warmup_tokens <="),
         (["budget.experts_per_layer=nan"], "experts_per_layer=nan", "finite"),
         (["system.takes_draft_bytes=true"], "takes_draft_bytes", "speculative=false"),
+        (["system=specter_deadline", "system.num_staging=0"], "num_staging=0", "at least one"),
+        (["system=specter_deadline", "system.eviction=lru"], "num_staging=64", "any other none"),
         (["results=/proc/nowhere"], "/proc/nowhere/.* cannot be written", "results="),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

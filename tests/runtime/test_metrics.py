@@ -31,6 +31,7 @@ ROUND = RoundRecord(
     union_mean=10 / 3,
     stall_ms=5.0,
     link_busy_ms=30.0,
+    need_ms=32.0,
     compute_busy_ms=20.0,
 )
 SECOND = replace(ROUND, index=1, start_ms=140.0, draft_end_ms=150.0, end_ms=200.0, accepted_len=4, new_len=5)
@@ -61,6 +62,7 @@ def test_times_rates_and_shares():
         "link_bytes": 6000,
         "bytes_per_token": 750.0,
         "link_busy_frac": 0.6,
+        "link_busy_in_need_frac": 60 / 64,
         "stall_ms": 10.0,
         "experts_per_layer": 4.0,
     }
