@@ -69,6 +69,7 @@ TABLES = {
     "runs": ("probe",),
     "k_sweep": ("k_sweep",),
     "depth_profile": ("k_sweep",),
+    "depth_profile_published": ("depth_profile",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
 }

@@ -79,6 +79,16 @@ def test_whiskers_reach_from_the_least_to_the_greatest_input() -> None:
     assert Bars(mean).whiskers("a") is None
 
 
+def test_the_depth_profile_names_the_best_k_beside_the_papers() -> None:
+    times = {2: (30.0, 50.0), 8: (20.0, 50.0), 16: (34.0, 36.8), 32: (60.0, 60.0)}  # by K: of two data sets
+    rows = [run("specter", name, 0, value) | {"k": k} for k, pair in times.items() for name, value in zip("ab", pair)]
+    table = tables.BUILD["depth_profile"]({"k_sweep": pd.DataFrame([*rows, run("lru", "a", 0, 1.0)])})
+    (row,) = table.frame.to_dict("records")
+    assert (row["best K"], row["TPOT (ms)"]) == ("8", 35.0)
+    assert row["within 2 % of it"] == "8, 16" and row["paper's K"] == "16"
+    assert row["TPOT at the paper's K (ms)"] == pytest.approx(35.4)
+
+
 def test_equal_figures_are_equal_files(runs: pd.DataFrame, tmp_path: Path) -> None:
     for name in ("one", "two"):
         save(figures.tpot({"main": runs}), [tmp_path / f"{name}.png", tmp_path / f"{name}.pdf"])
