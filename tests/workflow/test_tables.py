@@ -81,7 +81,7 @@ def test_whiskers_reach_from_the_least_to_the_greatest_input() -> None:
 
 def test_the_depth_profile_names_the_best_k_beside_the_papers() -> None:
     times = {2: (30.0, 50.0), 8: (20.0, 50.0), 16: (34.0, 36.8), 32: (60.0, 60.0)}  # by K: of two data sets
-    rows = [run("specter", name, 0, value) | {"k": k} for k, pair in times.items() for name, value in zip("ab", pair)]
+    rows = [run("specter", "ab"[i], 0, pair[i]) | {"k": k} for k, pair in times.items() for i in (0, 1)]
     table = tables.BUILD["depth_profile"]({"k_sweep": pd.DataFrame([*rows, run("lru", "a", 0, 1.0)])})
     (row,) = table.frame.to_dict("records")
     assert (row["best K"], row["TPOT (ms)"]) == ("8", 35.0)
