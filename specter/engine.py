@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 
 from specter.errors import SpecterError
 from specter.experts.cache import CacheCounters, ExpertCache
 from specter.experts.lookahead import LookaheadBuffer
-from specter.experts.planner import Planner
-from specter.model.base import Model, Output
+from specter.experts.planner import Foresight, Planner
+from specter.model.base import ForeseeingPass, Model, Output
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Proposal, Sampler, Verdict
 from specter.timeline.base import Event, LaneTotals, Timeline
@@ -64,6 +65,8 @@ class Engine:
     Args:
         draft_len: K; 0 decodes plainly, one token a round.
         planner: chooses prefetches while drafting; None prefetches nothing.
+        foresight: chooses prefetches for the layer after the one that runs; None prefetches nothing.
+        owns_draft: the draft has a KV of its own, and is charged for what it must catch up with.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Engine:
         costs: CostModel,
         planner: Planner | None,
         draft_len: int,
+        foresight: Foresight | None = None,
+        owns_draft: bool = False,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -83,6 +88,9 @@ class Engine:
         self.costs = costs
         self.planner = planner
         self.draft_len = draft_len
+        self.foresight = foresight
+        self.owns_draft = owns_draft
+        self._draft_seen = 0  # positions in an own draft's KV
         self.lookahead = LookaheadBuffer(model.num_layers - model.num_dense_layers, model.num_experts)
 
     def generate(
@@ -97,6 +105,7 @@ class Engine:
         """
         check_length(len(prompt), max_new_tokens, self.costs.kv_capacity)
         self.model.reset()
+        self._draft_seen = 0
         generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         begin = self._window()
         first = self.verify([], self.target_pass(prompt, 0, num_outputs=1), len(prompt)).tokens[0]
@@ -127,6 +136,7 @@ class Engine:
 
         context.tokens.extend(verdict.tokens)
         self.model.crop(context.last_position)
+        self._draft_seen = min(self._draft_seen, context.last_position)
         return self._record(index, begin, draft_end_ns, len(proposals), verdict)
 
     def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
@@ -138,8 +148,11 @@ class Engine:
         if self.planner is not None:
             self.planner.begin_round(draft_len)
         last_step: Event | None = None
-        for _ in range(draft_len):
-            step, done = self.timeline.compute(self.costs.draft_step(), partial(self.model.draft_step, token, position))
+        num_behind = position - self._draft_seen if self.owns_draft else 0
+        for index in range(draft_len):
+            work = self.costs.draft_step(1 + num_behind if index == 0 else 1)
+            self._draft_seen = position + 1
+            step, done = self.timeline.compute(work, partial(self.model.draft_step, token, position))
             proposals.append(self.sampler.propose(step.output, position + 1))
             token, position = proposals[-1].token, position + 1
             self.lookahead.add(step.routing)
@@ -167,12 +180,19 @@ class Engine:
             after = ()
             if routing is None:
                 continue
+            moe_layer = layer - self.model.num_dense_layers
+            predicted = None
+            if self.foresight is not None and layer + 1 < self.model.num_layers:
+                foresee = partial(cast(ForeseeingPass, target).foresee, layer)
+                predicted, done = timeline.compute(costs.foresee(tiles), foresee)
             timeline.wait(done)  # the router's word decides what to load: it must reach the host
             experts = np.unique(routing).tolist()
-            for wave in self.cache.waves(layer - self.model.num_dense_layers, experts):
+            for wave in self.cache.waves(moe_layer, experts):
                 run = partial(target.run_experts, layer, wave.experts, wave.indices)
                 _, done = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
                 self.cache.release(wave, done)
+            if self.foresight is not None and predicted is not None:  # behind what this layer itself was missing
+                self.cache.prefetch(self.foresight.plan(moe_layer + 1, predicted, self.cache.is_present))
             timeline.compute(costs.combine(tiles), partial(target.combine, layer))
         outputs, done = timeline.compute(costs.head(num_outputs), target.outputs)
         timeline.wait(done)
@@ -208,6 +228,7 @@ class Engine:
             new_len=len(verdict.tokens),
             prefetch_bytes=cache.num_prefetched * self.costs.payload_bytes,
             fetch_bytes=cache.num_misses * self.costs.payload_bytes,
+            writeback_bytes=lanes.copied_bytes - (cache.num_prefetched + cache.num_misses) * self.costs.payload_bytes,
             num_hits=cache.num_hits,
             num_late_hits=cache.num_late_hits,
             num_misses=cache.num_misses,

@@ -19,11 +19,12 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from specter.build import build_costs, check_paths, num_slots
+from specter.build import build_costs, check_paths
 from specter.config import RunConfig, from_values, to_dict, to_yaml
 from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.live import LiveModel
+from specter.memory import num_slots
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.session import OnCommit, RunResult
@@ -32,14 +33,15 @@ from specter.timeline.trace import write_chrome_trace
 
 def run_id(config: RunConfig) -> str:
     """Directory name of a run: what distinguishes it among the runs of one model."""
-    depth = f"-k{config.k}" if config.system.speculative else ""
+    depth = f"-k{config.depth}" if config.depth else ""
     source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
     budget = config.budget.tier
     if config.budget.experts_per_layer is not None:
         budget = f"{config.budget.experts_per_layer:g}experts"
     elif config.budget.num_bytes is not None:
         budget = f"{config.budget.num_bytes}bytes"
-    return f"{config.system.name}-{source}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
+    policy = config.budget.policy
+    return f"{config.system.name}-{source}-{budget}-{policy}{depth}-{config.sampling.kind}-{config.hardware.name}"
 
 
 def adhoc_directory(config: RunConfig) -> Path:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specter.model.base import Routing
 from specter.model.spec import ExpertId
 
 
@@ -36,6 +37,11 @@ class Planner(Protocol):
 
     def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
         """A measured batch of prefetches."""
+
+
+class Foresight(Protocol):
+    def plan(self, layer: int, predicted: Routing, is_present: Callable[[ExpertId], bool]) -> Plan:
+        """What to load for MoE layer `layer` while the one before it runs; `predicted`: [rows, top_k]."""
 
 
 class ThreePhasePlanner:
