@@ -18,7 +18,7 @@ spare buffer, and runs beside the compute stream, without which it could gain no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from specter.config import SystemConfig
 from specter.experts.residency import Slot
@@ -62,6 +62,9 @@ class OneStream:
 
     def wait(self, event: Event) -> None:
         self._inner.wait(event)
+
+    def wait_first(self, events: Sequence[Event]) -> None:
+        self._inner.wait_first(events)
 
     def is_done(self, event: Event) -> bool:
         return self._inner.is_done(event)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specter.config import SystemConfig
 from specter.model.spec import ExpertId
 
@@ -19,13 +22,30 @@ class DropEviction:
 
     keeps = False
 
-    def touch(self, expert: ExpertId) -> None:
+    def begin_round(self) -> None:
+        pass
+
+    def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
+        pass
+
+    def loaded(self, expert: ExpertId) -> None:
+        pass
+
+    def used(self, expert: ExpertId) -> None:
+        pass
+
+    def yield_all(self) -> None:
+        pass
+
+    def clear(self) -> None:
         pass
 
     def forget(self, expert: ExpertId) -> None:
         pass
 
-    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
+    def victim(
+        self, layer: int, may_evict: Callable[[ExpertId], bool], is_idle: Callable[[ExpertId], bool]
+    ) -> ExpertId | None:
         return None
 
     def order(self) -> list[ExpertId]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from specter.config import OWN, OWN_INT4, SystemConfig
 from specter.experts.planner import Plan
-from specter.model.base import DraftStep, Model, TargetPass
+from specter.model.base import Choose, DraftStep, Model, TargetPass
 from specter.model.spec import ExpertId
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
@@ -84,11 +84,16 @@ class TwoModels:
         self._tokens: list[int] = []  # inputs of the target, by position
         self._num_drafted = 0  # positions that the draft's KV holds
 
-    def draft_step(self, token: int, position: int) -> DraftStep:
+    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
         for behind in range(self._num_drafted, position):
-            self._draft.draft_step(self._tokens[behind], behind)
-        self._num_drafted = position + 1
-        return self._draft.draft_step(token, position)
+            self._draft.begin_draft(self._tokens[behind], behind, choose)
+            self._draft.draft_step()
+        self._num_drafted = position
+        self._draft.begin_draft(token, position, choose)
+
+    def draft_step(self) -> DraftStep:
+        self._num_drafted += 1
+        return self._draft.draft_step()
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         self._tokens[position:] = tokens

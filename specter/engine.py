@@ -92,6 +92,8 @@ class Engine:
         self.owns_draft = owns_draft
         self._draft_seen = 0  # positions in an own draft's KV
         self.lookahead = LookaheadBuffer(model.num_layers - model.num_dense_layers, model.num_experts)
+        self.generation: Generation | None = None  # the current or last one: its rounds survive an interruption
+        self._is_interrupted = False
 
     def generate(
         self, prompt: Sequence[int], max_new_tokens: int, on_commit: Callable[[list[int]], None] = lambda tokens: None
@@ -102,12 +104,20 @@ class Engine:
             on_commit: called with the tokens of every commit, prefill's first token included.
         Raises:
             SpecterError: an empty prompt, or one that does not fit the KV cache with what is to follow.
+
+        Whatever is raised meanwhile, an interruption from the keyboard included, `self.generation` keeps the finished
+        rounds, and the next call starts with an empty cache.
         """
         check_length(len(prompt), max_new_tokens, self.costs.kv_capacity)
+        if self._is_interrupted:
+            self.timeline.drain()  # copies into slots may still be under way
+            self.cache.clear()
+        self._is_interrupted = True  # until this generation is complete
         self.model.reset()
         self._draft_seen = 0
-        generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
+        self.generation = generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         begin = self._window()
+        self.cache.begin_round()
         first = self.verify([], self.target_pass(prompt, 0, num_outputs=1), len(prompt)).tokens[0]
         end = self._window()
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
@@ -118,11 +128,13 @@ class Engine:
             generation.rounds.append(self.run_round(context, len(generation.rounds), remaining))
             on_commit(context.tokens[-generation.rounds[-1].new_len :])
         generation.tokens = context.tokens[len(prompt) :]
+        self._is_interrupted = False
         return generation
 
     def run_round(self, context: Context, index: int, remaining: int) -> RoundRecord:
         """One round: commits 1 to K+1 tokens to `context`, and never more than `remaining`."""
         begin = self._window()
+        self.cache.begin_round()
         proposals, batches = self.draft(context, min(self.draft_len, remaining - 1))
         draft_end_ns = self.timeline.now_ns()
 
@@ -141,32 +153,37 @@ class Engine:
 
     def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
         """Drafts `draft_len` tokens; returns them and the batches of copies that the planner issued meanwhile."""
-        proposals: list[Proposal] = []
-        batches: list[list[Event]] = []
-        token, position = context.last_token, context.last_position
         self.lookahead.clear()
-        if self.planner is not None:
-            self.planner.begin_round(draft_len)
-        last_step: Event | None = None
-        num_behind = position - self._draft_seen if self.owns_draft else 0
-        for index in range(draft_len):
-            work = self.costs.draft_step(1 + num_behind if index == 0 else 1)
-            self._draft_seen = position + 1
-            step, done = self.timeline.compute(work, partial(self.model.draft_step, token, position))
-            proposals.append(self.sampler.propose(step.output, position + 1))
-            token, position = proposals[-1].token, position + 1
-            self.lookahead.add(step.routing)
-            if self.planner is not None and self.planner.is_boundary(len(proposals)):
-                self.timeline.wait(done)  # the counters' snapshot reaches the host
-                if last_step is not None:
-                    self.planner.observe_step(self.timeline.elapsed_ns(last_step, done) / 1e6)
-                plan = self.planner.plan(len(proposals), self.lookahead.counts, self.cache.is_present)
-                if copies := self.cache.prefetch(plan):
-                    batches.append(copies)
-            last_step = done
-        if last_step is not None:
-            self.timeline.wait(last_step)  # the draft tokens reach the host
-        return proposals, batches
+        if draft_len == 0:
+            return [], []
+        timeline, planner = self.timeline, self.planner
+        self.model.begin_draft(context.last_token, context.last_position, self.sampler.propose)
+        num_rows = [1] * draft_len
+        if self.owns_draft:  # its first step also reads what it has missed
+            num_rows[0] += context.last_position - self._draft_seen
+            self._draft_seen = context.last_position + draft_len
+        # All steps at once: each starts from its predecessor's choice, so the device need not wait for the host.
+        steps = [timeline.compute(self.costs.draft_step(rows), self.model.draft_step) for rows in num_rows]
+        batches: list[list[Event]] = []
+        num_read = 0
+        if planner is not None:
+            planner.begin_round(draft_len)
+        for num_drafted, (_, done) in enumerate(steps, start=1):
+            if planner is None or not planner.is_boundary(num_drafted):
+                continue
+            self._wait(done)  # the steps' routing reaches the host
+            for step, _ in steps[num_read:num_drafted]:
+                self.lookahead.add(step.routing)
+            num_read = num_drafted
+            if num_drafted > 1:
+                planner.observe_step(timeline.elapsed_ns(steps[num_drafted - 2][1], done) / 1e6)
+            plan = planner.plan(num_drafted, self.lookahead.counts, self.cache.is_present)
+            if not planner.joins_before_verify:
+                self.cache.enqueue(plan, known=done)
+            elif copies := self.cache.prefetch(plan, known=done):
+                batches.append(copies)
+        self._wait(steps[-1][1])  # the draft tokens reach the host
+        return [step.proposal for step, _ in steps], batches
 
     def target_pass(
         self, tokens: Sequence[int], position: int, num_outputs: int, after: Iterable[Event] = ()
@@ -185,17 +202,17 @@ class Engine:
             if self.foresight is not None and layer + 1 < self.model.num_layers:
                 foresee = partial(cast(ForeseeingPass, target).foresee, layer)
                 predicted, done = timeline.compute(costs.foresee(tiles), foresee)
-            timeline.wait(done)  # the router's word decides what to load: it must reach the host
-            experts = np.unique(routing).tolist()
-            for wave in self.cache.waves(moe_layer, experts):
+            self._wait(done)  # the router's word decides what to load: it must reach the host
+            counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
+            for wave in self.cache.waves(moe_layer, counts, known=done):
                 run = partial(target.run_experts, layer, wave.experts, wave.indices)
-                _, done = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
-                self.cache.release(wave, done)
+                _, ran = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
+                self.cache.release(wave, ran)
             if self.foresight is not None and predicted is not None:  # behind what this layer itself was missing
-                self.cache.prefetch(self.foresight.plan(moe_layer + 1, predicted, self.cache.is_present))
+                self.cache.enqueue(self.foresight.plan(moe_layer + 1, predicted, self.cache.is_present), known=done)
             timeline.compute(costs.combine(tiles), partial(target.combine, layer))
         outputs, done = timeline.compute(costs.head(num_outputs), target.outputs)
-        timeline.wait(done)
+        self._wait(done)
         return outputs
 
     def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> Verdict:
@@ -203,6 +220,12 @@ class Engine:
         return self.sampler.verify(proposals, outputs, position)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _wait(self, event: Event) -> None:
+        """Blocks the host until `event`, and meanwhile keeps the link fed with planned copies."""
+        while (copy := self.cache.feed()) is not None and not self.timeline.is_done(event):
+            self.timeline.wait_first([event, copy])
+        self.timeline.wait(event)
 
     def _observe_copies(self, batches: Sequence[Sequence[Event]]) -> None:
         """Tells the planner how fast each batch came; verification has waited for them."""
@@ -218,6 +241,7 @@ class Engine:
         end = self._window()
         lanes, cache = end.totals.minus(begin.totals), end.counters.minus(begin.counters)
         num_moe_layers = self.model.num_layers - self.model.num_dense_layers
+        need_ns = self.cache.settle_need()
         return RoundRecord(
             index=index,
             start_ms=begin.ns / 1e6,
@@ -237,5 +261,6 @@ class Engine:
             union_mean=cache.num_experts / num_moe_layers,
             stall_ms=lanes.stall_ns / 1e6,
             link_busy_ms=lanes.link_busy_ns / 1e6,
+            need_ms=need_ns / 1e6,
             compute_busy_ms=lanes.compute_busy_ns / 1e6,
         )

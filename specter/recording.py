@@ -19,7 +19,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from specter.errors import SpecterError
-from specter.model.base import DraftStep, ForeseeingPass, Model, Output, Routing, TargetPass
+from specter.model.base import (
+    Choose,
+    DraftStep,
+    FinishedStep,
+    ForeseeingPass,
+    Model,
+    Output,
+    Proposal,
+    Routing,
+    TargetPass,
+)
 from specter.records import Generation
 
 NO_TOKEN = -1  # the target's token behind a rejected draft: never looked at
@@ -105,23 +115,28 @@ class RecordingModel:
     def reset(self) -> None:
         self._model.reset()
         self._passes: list[RecordedPass] = []
-        self._draft_routing: list[NDArray[np.int16]] = []
+        self._steps: list[DraftStep] = []  # since the last pass
 
-    def draft_step(self, token: int, position: int) -> DraftStep:
-        step = self._model.draft_step(token, position)
-        self._draft_routing.append(step.routing)
+    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
+        self._steps = []
+        self._model.begin_draft(token, position, choose)
+
+    def draft_step(self) -> DraftStep:
+        step = self._model.draft_step()
+        self._steps.append(step)
         return step
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         num_moe_layers = self.num_layers - self.num_dense_layers
         shape = (0, num_moe_layers, self.top_k)
-        drafts = np.stack(self._draft_routing) if self._draft_routing else np.empty(shape, np.int16)
+        # The engine has waited for the last step, since it knows the tokens. Stacking copies.
+        drafts = np.stack([step.routing for step in self._steps]) if self._steps else np.empty(shape, np.int16)
         routing = np.empty((num_moe_layers, len(tokens), self.top_k), np.int16)
-        foreseen = None
         inner = self._model.target_pass(tokens, position, num_outputs)
-        if not self._draft_routing and hasattr(inner, "foresee"):  # what plain decoding may want to know
+        foreseen = None
+        if not self._steps and hasattr(inner, "foresee"):  # what plain decoding may want to know
             foreseen = np.empty((num_moe_layers - 1, len(tokens), self.top_k), np.int16)
-        self._draft_routing = []
+        self._steps = []
         self._passes.append(RecordedPass(position, list(tokens), drafts, routing, [], foreseen))
         return _RecordingPass(inner, routing, foreseen, self.num_dense_layers)
 
@@ -146,16 +161,21 @@ class _RecordingPass:
     ) -> None:
         self._inner, self._routing, self._foreseen = inner, routing, foreseen
         self._num_dense_layers = num_dense_layers
-        self.run_experts, self.combine, self.outputs = inner.run_experts, inner.combine, inner.outputs
+        self._layer_routing: Routing | None = None
+        self.run_experts, self.outputs = inner.run_experts, inner.outputs
 
     def mix(self, layer: int) -> Routing | None:
-        routing = self._inner.mix(layer)
-        if routing is not None:
-            moe_layer = layer - self._num_dense_layers
-            self._routing[moe_layer] = routing
-            if self._foreseen is not None and moe_layer < len(self._foreseen):
-                self._foreseen[moe_layer] = cast(ForeseeingPass, self._inner).foresee(layer)
-        return routing
+        self._layer_routing = self._inner.mix(layer)
+        moe_layer = layer - self._num_dense_layers
+        if self._foreseen is not None and 0 <= moe_layer < len(self._foreseen):
+            self._foreseen[moe_layer] = cast(ForeseeingPass, self._inner).foresee(layer)
+        return self._layer_routing
+
+    def combine(self, layer: int) -> None:
+        """Whoever combines has waited for the routing."""
+        assert self._layer_routing is not None
+        self._routing[layer - self._num_dense_layers] = self._layer_routing
+        self._inner.combine(layer)
 
     def foresee(self, layer: int) -> Routing:
         assert self._foreseen is not None
@@ -183,14 +203,19 @@ class ReplayModel:
         self._next = 0  # the pass that comes next
         self._num_drafted = 0
 
-    def draft_step(self, token: int, position: int) -> DraftStep:
+    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
+        one = self._pass()
+        if token != one.tokens[0] or position != one.position:
+            self._refuse(f"a draft from token {token} at position {position}")
+
+    def draft_step(self) -> FinishedStep:
         one = self._pass()
         index = self._num_drafted
         drafts = one.tokens[1:]
-        if index >= len(drafts) or token != one.tokens[index] or position != one.position + index:
-            self._refuse(f"draft step {index} from token {token} at position {position}")
+        if index >= len(drafts):
+            self._refuse(f"draft step {index} at position {one.position + index}")
         self._num_drafted += 1
-        return DraftStep(drafts[index], one.draft_routing[index])
+        return FinishedStep(Proposal(drafts[index]), one.draft_routing[index])
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         if position == 0:

@@ -29,6 +29,7 @@ class RoundRecord:
     union_mean: float  # distinct experts per MoE layer of the verification pass
     stall_ms: float
     link_busy_ms: float
+    need_ms: float  # an expert known to be needed had not arrived
     compute_busy_ms: float
 
 

@@ -101,7 +101,7 @@ class NarrowModel:
             target.combine(layer)
         tokens = torch.stack(target.outputs()).argmax(-1).numpy()
         first = len(prompt) - num_draft
-        steps = [decoder.draft_step(prompt[position], position) for position in range(first, len(prompt))]
+        steps = [decoder.draft_row(prompt[position], position) for position in range(first, len(prompt))]
         return Behaviour(
             tokens=tokens,
             routing=np.stack(routings, axis=1).astype(np.int64),

@@ -11,8 +11,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specter.experts.eviction import Eviction
 from specter.experts.planner import Plan
+from specter.experts.queue import LoadQueue
 from specter.experts.residency import Residency, Slot, State
 from specter.experts.transfer import Transfer
 from specter.model.spec import ExpertId
@@ -61,6 +65,7 @@ class ExpertCache:
         self._eviction = eviction
         self._transfer = transfer
         self._timeline = timeline
+        self._queue = LoadQueue(timeline)
         self._protected: defaultdict[int, set[ExpertId]] = defaultdict(set)  # by layer, until its verification
 
     # -- before need ---------------------------------------------------------------------------
@@ -69,20 +74,37 @@ class ExpertCache:
         """Resident, or on its way."""
         return self.residency.find(expert) is not None
 
-    def prefetch(self, plan: Plan) -> list[Event]:
-        """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched."""
-        self._protected.clear()  # this plan's word on what matters replaces the last one's
-        for expert in plan.protect:
-            self._protected[expert.layer].add(expert)
-        copies = []
-        for expert in plan.loads:
-            slot = self._take_slot(expert)
-            if slot is None:
-                continue
-            self._protected[expert.layer].add(expert)
-            copies.append(self._start_load(slot, is_prefetch=True))
-            self.counters.num_prefetched += 1
+    def prefetch(self, plan: Plan, known: Event) -> list[Event]:
+        """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched.
+
+        Args:
+            known: the event that made the plan possible.
+        """
+        self._protect(plan.protect)
+        copies = [copy for expert in plan.loads if (copy := self._prefetch(expert)) is not None]
+        if copies:
+            self._queue.open(known)
+            self._queue.close()
         return copies
+
+    def enqueue(self, plan: Plan, known: Event) -> None:
+        """Keeps the plan's loads for `feed`, instead of what is left of the last plan."""
+        self._protect(plan.protect)
+        self._queue.replace(plan.loads, known)
+
+    def feed(self) -> Event | None:
+        """Issues planned copies while few enough are under way and slots can be taken.
+
+        Returns:
+            What to wait for before calling again; None if nothing is planned or no slot may be taken.
+        """
+        queue = self._queue
+        while queue.planned and queue.has_room():
+            if not self.is_present(queue.planned[0]) and self._prefetch(queue.planned[0]) is None:
+                return None
+            queue.planned.popleft()
+            queue.close()
+        return queue.oldest() if queue.planned else None
 
     def note_join(self) -> None:
         """Verification is about to wait for all copies under way: whoever uses one of them finds it late."""
@@ -91,15 +113,22 @@ class ExpertCache:
 
     # -- at need -------------------------------------------------------------------------------
 
-    def waves(self, layer: int, experts: Sequence[int]) -> Iterator[Wave]:
-        """Yields every expert of `experts` once: hits together first, then each arrival as its copy is due.
+    def waves(self, layer: int, counts: NDArray[np.int64], known: Event) -> Iterator[Wave]:
+        """Yields every expert that the router chose for `layer` once: hits together first, then each arrival as its
+        copy is due. Plans and protections for the layer end here.
 
         The caller computes a wave and calls `release` before asking for the next. Misses are issued as slots allow:
         some at once, the others as waves are released; with two slots, one wave's release makes room for the
         next one's copy.
+
+        Args:
+            counts: rows of the pass that chose each expert [E].
+            known: the event that told.
         """
-        wanted = [ExpertId(layer, expert) for expert in experts]
+        wanted = [ExpertId(layer, expert) for expert in np.flatnonzero(counts).tolist()]
         self._protected[layer].clear()
+        self._queue.drop_layer(layer)
+        self._eviction.demand(layer, counts)
         self.counters.num_experts += len(wanted)
         hits: list[Slot] = []
         arriving: deque[Slot] = deque()
@@ -119,6 +148,8 @@ class ExpertCache:
         self.counters.num_hits += len(hits) + len(arriving) - num_late
         self.counters.num_late_hits += num_late
         self.counters.num_misses += len(missing)
+        if missing:
+            self._queue.open(known)
         self._fetch(missing, arriving)
         if hits:
             yield Wave(hits, [])
@@ -130,6 +161,7 @@ class ExpertCache:
             slot = arriving.popleft()
             assert slot.ready is not None
             yield Wave([slot], [slot.ready])
+        self._queue.close(known)
 
     def release(self, wave: Wave, done: Event) -> None:
         """The wave's compute, ending at `done`, was issued: its slots may be displaced behind it."""
@@ -139,23 +171,38 @@ class ExpertCache:
             self.residency.end_load(slot)  # its compute is queued behind its copy
             self.residency.unpin(slot)
             if self._eviction.keeps:
-                self._eviction.touch(slot.expert)
+                self._eviction.used(slot.expert)
             else:
                 self.residency.evict(slot.expert)
 
+    def begin_round(self) -> None:
+        """A round, or prefill, begins."""
+        self._eviction.begin_round()
+
+    def settle_need(self) -> int:
+        """Time, ns, during which an expert that was known to be needed had not arrived, since the last call.
+
+        Of needs that have ended; the host must have waited for what told of them.
+        """
+        return self._queue.settle()
+
     # -- starting state ------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Empties the cache, whatever state an interrupted round has left it in; both lanes must be idle."""
+        self.residency.clear()
+        self._eviction.clear()
+        self._queue.clear()
+        self._protected.clear()
 
     def place(self, experts: Sequence[ExpertId]) -> None:
         """Empties the cache and fills it with `experts`, least recently used first, outside the timeline."""
-        for expert in list(self.residency.experts()):
-            self._displace(expert)
-        self._protected.clear()
+        self.clear()
         for expert in experts:
             slot = self.residency.begin_load(expert)
             self._transfer.place(expert, slot)
-            slot.ready = slot.last_use = None
             self.residency.end_load(slot)
-            self._eviction.touch(expert)
+            self._eviction.loaded(expert)
 
     def contents(self) -> list[ExpertId]:
         """Residents, least recently used first; `place` restores them."""
@@ -174,6 +221,25 @@ class ExpertCache:
         slot = self.residency.find(expert)
         return slot is not None and slot.pins == 0 and self._has_arrived(slot)
 
+    def _is_idle(self, expert: ExpertId) -> bool:
+        """Whether the slot's last use has ended, so that a copy into it need not wait."""
+        slot = self.residency.find(expert)
+        return slot is None or slot.last_use is None or self._timeline.is_done(slot.last_use)
+
+    def _protect(self, experts: Sequence[ExpertId]) -> None:
+        """A plan's word on what matters replaces the last one's."""
+        self._protected.clear()
+        for expert in experts:
+            self._protected[expert.layer].add(expert)
+
+    def _prefetch(self, expert: ExpertId) -> Event | None:
+        slot = self._take_slot(expert)
+        if slot is None:
+            return None
+        self._protected[expert.layer].add(expert)
+        self.counters.num_prefetched += 1
+        return self._start_load(slot, is_prefetch=True)
+
     def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot]) -> None:
         while missing and (slot := self._take_slot(missing[0])) is not None:
             missing.popleft()
@@ -184,6 +250,7 @@ class ExpertCache:
     def _make_room(self) -> None:
         """Every slot is promised to a later layer: the need of now goes before the plan for later."""
         self._protected.clear()
+        self._eviction.yield_all()
         for slot in self.residency.slots:
             if slot.state is State.LOADING and slot.ready is not None:
                 self._timeline.wait(slot.ready)
@@ -191,7 +258,7 @@ class ExpertCache:
 
     def _take_slot(self, expert: ExpertId) -> Slot | None:
         if self.residency.num_free == 0:
-            victim = self._eviction.victim(expert.layer, self._may_evict)
+            victim = self._eviction.victim(expert.layer, self._may_evict, self._is_idle)
             if victim is None:
                 return None
             self._displace(victim)
@@ -205,5 +272,6 @@ class ExpertCache:
         assert slot.expert is not None
         slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
         slot.is_prefetch = is_prefetch
-        self._eviction.touch(slot.expert)
+        self._queue.issued(slot.ready)
+        self._eviction.loaded(slot.expert)
         return slot.ready

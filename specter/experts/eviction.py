@@ -6,20 +6,40 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specter.model.spec import ExpertId
 
 
 class Eviction(Protocol):
     keeps: bool  # False: an expert is given up as soon as it has been used
 
-    def touch(self, expert: ExpertId) -> None:
-        """The expert was loaded or used."""
+    def begin_round(self) -> None:
+        """A round, or prefill, begins."""
+
+    def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
+        """The router has spoken for `layer`: rows of the pass that chose each expert [E]."""
+
+    def loaded(self, expert: ExpertId) -> None:
+        """The expert got a slot."""
+
+    def used(self, expert: ExpertId) -> None:
+        """The expert, which has a slot, was computed with."""
 
     def forget(self, expert: ExpertId) -> None:
         """The expert lost its slot."""
 
-    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
-        """Whom to displace for an expert of `layer`; None if nobody may go."""
+    def victim(
+        self, layer: int, may_evict: Callable[[ExpertId], bool], is_idle: Callable[[ExpertId], bool]
+    ) -> ExpertId | None:
+        """Whom to displace for an expert of `layer`, rather one whose slot is idle; None if nobody may go."""
+
+    def yield_all(self) -> None:
+        """Somebody waits and cannot be served: nothing may be kept for a plan's or a policy's sake."""
+
+    def clear(self) -> None:
+        """Every expert lost its slot."""
 
     def order(self) -> list[ExpertId]:
         """All residents, least recently used first: the recency that a snapshot keeps."""
@@ -42,7 +62,19 @@ class LruEviction:
         self._layers: list[OrderedDict[ExpertId, int]] = [OrderedDict() for _ in quotas]
         self._clock = 0
 
-    def touch(self, expert: ExpertId) -> None:
+    def begin_round(self) -> None:
+        pass
+
+    def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
+        pass
+
+    def yield_all(self) -> None:
+        pass
+
+    def loaded(self, expert: ExpertId) -> None:
+        self.used(expert)
+
+    def used(self, expert: ExpertId) -> None:
         self._clock += 1
         residents = self._layers[expert.layer]
         residents[expert] = self._clock
@@ -51,7 +83,13 @@ class LruEviction:
     def forget(self, expert: ExpertId) -> None:
         self._layers[expert.layer].pop(expert, None)
 
-    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
+    def clear(self) -> None:
+        for residents in self._layers:
+            residents.clear()
+
+    def victim(
+        self, layer: int, may_evict: Callable[[ExpertId], bool], is_idle: Callable[[ExpertId], bool]
+    ) -> ExpertId | None:
         if len(self._layers[layer]) >= self._quotas[layer] > 0:
             return self._oldest(layer, may_evict)
         # Below its quota with no slot free: somebody holds more than its share; failing that, take from anybody.

@@ -23,7 +23,9 @@ class Plan:
 
 
 class Planner(Protocol):
-    joins_before_verify: bool  # verification waits for the last prefetch as a whole
+    # True: plans are issued at once, and verification waits for the last one as a whole. False: planned loads are
+    # issued as the link takes them, and every layer waits for its own.
+    joins_before_verify: bool
 
     def begin_round(self, draft_len: int) -> None: ...
 

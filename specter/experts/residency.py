@@ -47,6 +47,14 @@ class Residency:
         self._free = self.slots[::-1]  # taken from the end: slot 0 first
         self._slot_of: dict[ExpertId, Slot] = {}
 
+    def clear(self) -> None:
+        """Frees every slot, whatever was going on."""
+        for slot in self.slots:
+            slot.expert, slot.state, slot.pins = None, State.ABSENT, 0
+            slot.ready, slot.last_use, slot.is_prefetch, slot.is_late = None, None, False, False
+        self._free = self.slots[::-1]
+        self._slot_of = {}
+
     def find(self, expert: ExpertId) -> Slot | None:
         """The expert's slot, loading or resident; None if absent."""
         return self._slot_of.get(expert)

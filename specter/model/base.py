@@ -6,7 +6,7 @@ a replayed recording's is the token itself, a test's fake model may do as it lik
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,10 +18,35 @@ Routing = NDArray[np.int16]  # expert ids, [rows, top_k], rank order
 
 
 @dataclass(frozen=True, slots=True)
-class DraftStep:
-    """One draft step: an output for the next position and the experts it chose in every MoE layer."""
+class Proposal:
+    """A draft token, and the distribution that it was drawn from where the sampler needs it."""
 
-    output: Output
+    token: int
+    probs: NDArray[np.float64] | None = None  # [V]
+
+
+Choose = Callable[[Output, int], Proposal]  # the draft's token for a position, from the output for it
+
+
+class DraftStep(Protocol):
+    """One draft step: a token for the next position and the experts chosen on the way, in every MoE layer.
+
+    Both may be read once the step's event has happened, and until the next round's drafting begins.
+    """
+
+    @property
+    def proposal(self) -> Proposal: ...
+
+    @property
+    def routing(self) -> NDArray[np.int16]:
+        """[MoE layers, top_k]"""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """The `DraftStep` of a model that computes at once."""
+
+    proposal: Proposal
     routing: NDArray[np.int16]  # [MoE layers, top_k]
 
 
@@ -33,8 +58,8 @@ class TargetPass(Protocol):
     """
 
     def mix(self, layer: int) -> Routing | None:
-        """Attention, norms, router, shared expert. Returns routing [rows, top_k]; a dense layer is run
-        whole and returns None."""
+        """Attention, norms, router, shared expert. Returns routing [rows, top_k], to be read once the event of
+        this compute has happened; a dense layer is run whole and returns None."""
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Runs one wave: these experts, whose payloads lie in these slots."""
@@ -43,7 +68,8 @@ class TargetPass(Protocol):
         """Reduces the waves' rows over k in rank order and adds the residual."""
 
     def outputs(self) -> list[Output]:
-        """One output per row asked for (see `Model.target_pass`)."""
+        """One output per row asked for (see `Model.target_pass`), to be read once this compute's event has
+        happened."""
 
 
 class ForeseeingPass(TargetPass, Protocol):
@@ -65,8 +91,16 @@ class Model(Protocol):
     def reset(self) -> None:
         """Forgets the KV cache."""
 
-    def draft_step(self, token: int, position: int) -> DraftStep:
-        """Appends temporary KV at `position` and returns the draft's output for `position + 1`."""
+    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
+        """The next draft step starts from `token`, the committed one at `position`; each one after it starts
+        from its predecessor's choice.
+
+        Args:
+            choose: makes a token of an output; a model that chooses on its device may ignore it.
+        """
+
+    def draft_step(self) -> DraftStep:
+        """Appends temporary KV at the step's position and chooses a token for the next one."""
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         """A pass over `tokens` at `position`…; rewrites KV there. Outputs are of the last `num_outputs` rows."""

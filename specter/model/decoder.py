@@ -21,7 +21,7 @@ from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.kernels import Product, expert_tiles, gated, product, tiled_product
 from specter.model.attention import RotaryPairs, Span, attend
-from specter.model.base import DraftStep, Output, Routing
+from specter.model.base import Choose, FinishedStep, Output, Routing
 from specter.model.kv_cache import KVCache
 from specter.model.routing import top_k
 from specter.model.spec import ModelSpec
@@ -52,6 +52,14 @@ class _Rows:
         self.starts = np.searchsorted(flat[self.by_expert], np.arange(num_experts + 1))
         self.expert_rows = self.x.new_zeros(self.experts.numel() + 1, self.x.shape[1])
         self.num_pending = flat.size
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """What the draft makes of one token: logits [V] for the next position, and routing [MoE layers, top_k]."""
+
+    output: Tensor
+    routing: NDArray[np.int16]
 
 
 class Decoder:
@@ -113,9 +121,20 @@ class Decoder:
     def crop(self, length: int) -> None:
         self.cache.crop(length)
 
+    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
+        self._draft_token, self._draft_position, self._choose = token, position, choose
+
+    def draft_step(self) -> FinishedStep:
+        """See `Model`."""
+        row = self.draft_row(self._draft_token, self._draft_position)
+        self._draft_position += 1
+        proposal = self._choose(row.output, self._draft_position)
+        self._draft_token = proposal.token
+        return FinishedStep(proposal, row.routing)
+
     @torch.inference_mode()
-    def draft_step(self, token: int, position: int) -> DraftStep:
-        """See `Model`; the output is logits [V]."""
+    def draft_row(self, token: int, position: int) -> DraftRow:
+        """The draft on a given token: appends temporary KV at `position`."""
         if self._draft is None:
             raise SpecterError("this decoder has no draft", "build it with INT4 experts")
         self.cache.extend(position, 1)
@@ -127,7 +146,7 @@ class Decoder:
                 results = self._draft.run(layer - self.num_dense_layers, chosen[-1], rows.normed)
                 rows.x = self._reduce(rows, results[None])
         routing = torch.stack(chosen).to(torch.int16).cpu().numpy()
-        return DraftStep(output=self._logits(rows.x, tile=1)[0], routing=routing)
+        return DraftRow(self._logits(rows.x, tile=1)[0], routing)
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> DecoderPass:
         """See `Model`; outputs are logits [V].

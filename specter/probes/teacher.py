@@ -35,7 +35,7 @@ def force(model: LiveModel, tokens: Sequence[int], window: int) -> Forced:
     agrees, drafts, targets = [], [], []
     for start in range(window, len(tokens) - window + 1, window):
         part = tokens[start : start + window]
-        steps = [decoder.draft_step(token, start + index) for index, token in enumerate(part)]
+        steps = [decoder.draft_row(token, start + index) for index, token in enumerate(part)]
         outputs, routing = _pass(model, part, start)
         agrees += [int(step.output.argmax()) == int(out.argmax()) for step, out in zip(steps, outputs, strict=True)]
         drafts += [step.routing for step in steps]

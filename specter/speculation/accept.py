@@ -18,16 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from specter.config import SamplingConfig
-from specter.model.base import Output
+from specter.model.base import Output, Proposal
 from specter.speculation.noise import gumbel, uniforms
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A draft token, and the distribution that it was drawn from where the sampler needs it."""
-
-    token: int
-    probs: NDArray[np.float64] | None = None  # [V]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ link lane (host memory to device memory). Work on a lane runs in issue order; `a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -71,6 +71,9 @@ class Timeline(Protocol):
 
     def wait(self, event: Event) -> None:
         """Blocks the host until `event` (a device-to-host read of a result costs one sync)."""
+
+    def wait_first(self, events: Sequence[Event]) -> None:
+        """Blocks the host until at least one of `events` (not none of them) has happened."""
 
     def is_done(self, event: Event) -> bool:
         """Whether `event` has happened at the host's time."""

@@ -6,7 +6,7 @@ latest of: the host has issued it, the lane is free, everything in `after` has e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from specter.timeline.base import Clock, Event, LaneTotals, T, Work
@@ -108,6 +108,15 @@ class VirtualTimeline:
         self._host_ns = max(issued, event.end_ns) + self.hardware.sync_ns
         if self.ops is not None:
             self.ops.append(TraceOp("host", "wait", issued, self._host_ns))
+
+    def wait_first(self, events: Sequence[Event]) -> None:
+        """Moves the host to the earliest end. Polling is not charged; `wait` charges the read of a result."""
+        issued = self._host_ns
+        earliest = min(event.end_ns for event in events if isinstance(event, VirtualEvent))
+        if earliest > issued:
+            self._host_ns = earliest
+            if self.ops is not None:
+                self.ops.append(TraceOp("host", "wait first", issued, earliest))
 
     def is_done(self, event: Event) -> bool:
         assert isinstance(event, VirtualEvent)

@@ -33,7 +33,7 @@ def test_the_narrow_model_says_what_the_decoder_says(tmp_path: Path) -> None:
     expected = run_pass(live.decoder, live.store, PROMPT, 0)
     assert seen.tokens.tolist() == torch.stack(expected.outputs).argmax(-1).tolist()
     assert np.array_equal(seen.routing, np.stack(expected.routing, axis=1))
-    steps = [live.decoder.draft_step(PROMPT[position], position) for position in (4, 5, 6)]
+    steps = [live.decoder.draft_row(PROMPT[position], position) for position in (4, 5, 6)]
     assert seen.draft_tokens.tolist() == [int(step.output.argmax()) for step in steps]
     assert np.array_equal(seen.draft_routing, np.stack([step.routing for step in steps]))
 

@@ -96,7 +96,7 @@ def test_target_and_draft_are_the_cpu_decoder(models: Models) -> None:
     token, routing = 5, []
     for step in range(2):  # the second step embeds the first one's token without the host
         models.draft.step()
-        reference = decoder.draft_step(token, 17 + step)
+        reference = decoder.draft_row(token, 17 + step)
         routing.append(reference.routing)
         token = int(reference.output.argmax())
         assert distance(models.draft.logits[0], reference.output) < 1e-3

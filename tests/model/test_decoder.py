@@ -84,7 +84,7 @@ def test_draft_follows_a_target_with_int4_experts(tmp_path: Path) -> None:
     passed = run_pass(live.decoder, store, TOKENS, 0)
     live.decoder.reset()
     for i, token in enumerate(TOKENS):
-        step = live.decoder.draft_step(token, i)
+        step = live.decoder.draft_row(token, i)
         assert step.routing.dtype == np.int16
         np.testing.assert_array_equal(step.routing, np.stack([rows[i] for rows in passed.routing]))
         torch.testing.assert_close(step.output, passed.outputs[i], rtol=1e-4, atol=1e-4)
@@ -95,7 +95,7 @@ def test_positions_outside_the_cache(tmp_path: Path) -> None:
     with pytest.raises(SpecterError, match="7 positions do not fit the KV cache of 6"):
         decoder.target_pass(TOKENS, 0, 1)
     with pytest.raises(SpecterError, match="position 3 lies beyond the 0 cached ones"):
-        decoder.draft_step(1, 3)
+        decoder.draft_row(1, 3)
     with pytest.raises(SpecterError, match="0 tokens"):
         decoder.target_pass([], 0, 0)
 
@@ -113,4 +113,4 @@ def test_mismatched_settings(tmp_path: Path) -> None:
         Decoder(TINY, DecoderWeights.load(checkpoint), arena, None, capacity=4096)
     decoder = Decoder(TINY, DecoderWeights.load(checkpoint), arena, None)
     with pytest.raises(SpecterError, match="no draft"):
-        decoder.draft_step(0, 0)
+        decoder.draft_row(0, 0)

@@ -87,7 +87,7 @@ def test_draft_kv_does_not_survive(live: Live) -> None:
     kv = snapshot(live)
     decoder.crop(len(PROMPT))
     for i in range(len(VERIFIED)):
-        decoder.draft_step(VERIFIED[-1 - i], len(PROMPT) + i)
+        decoder.draft_row(VERIFIED[-1 - i], len(PROMPT) + i)
     assert not torch.equal(snapshot(live), kv)
     after_draft = run_pass(decoder, store, VERIFIED, len(PROMPT)).outputs
     assert torch.equal(torch.stack(without), torch.stack(after_draft))

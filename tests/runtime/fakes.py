@@ -15,7 +15,7 @@ from specter.experts.eviction import Eviction, LruEviction, layer_quotas
 from specter.experts.planner import Planner, ThreePhasePlanner
 from specter.experts.residency import Residency
 from specter.experts.transfer import Transfer
-from specter.model.base import DraftStep, Output, Routing
+from specter.model.base import Choose, FinishedStep, Output, Routing
 from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
@@ -68,11 +68,16 @@ class FakeModel:
         rows = [rng.sample(range(self.num_experts), self.top_k) for _ in range(self.num_layers - self.num_dense_layers)]
         return np.array(rows, np.int16)
 
-    def draft_step(self, token: int, position: int) -> DraftStep:
-        assert position == len(self.committed) + len(self.temporary), "the draft must append"
-        self.temporary.append(token)
+    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
+        assert position == len(self.committed) and not self.temporary, "the draft must append"
+        self.token, self.choose = token, choose
+
+    def draft_step(self) -> FinishedStep:
+        self.temporary.append(self.token)
         prefix = self.committed + self.temporary
-        return DraftStep(self.draft(prefix), self.routing(prefix))
+        proposal = self.choose(self.draft(prefix), len(prefix))
+        self.token = proposal.token
+        return FinishedStep(proposal, self.routing(prefix))
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> FakePass:
         assert position == len(self.committed), "the target must append"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from specter.experts.cache import ExpertCache, Wave
 from specter.experts.eviction import LruEviction, layer_quotas
 from specter.experts.planner import Plan
 from specter.experts.residency import Residency, State
 from specter.experts.transfer import Transfer
 from specter.model.spec import ExpertId
-from specter.timeline.base import Work
+from specter.timeline.base import Event, Work
 from specter.timeline.virtual import VirtualTimeline
 from tests.runtime.fakes import MACHINE
 
@@ -30,10 +34,20 @@ class Bench:
     def verify(self, layer: int, experts: list[int]) -> list[list[int]]:
         """Computes the waves of one layer; returns the experts of each."""
         seen = []
-        for wave in self.cache.waves(layer, experts):
+        for wave in self.waves(layer, experts):
             seen.append(wave.experts)
             self.compute(wave)
         return seen
+
+    def waves(self, layer: int, experts: list[int]) -> Iterator[Wave]:
+        _, known = self.timeline.compute(COMPUTE, lambda: None)
+        self.timeline.wait(known)
+        return self.cache.waves(layer, np.bincount(experts, minlength=8), known)
+
+    def prefetch(self, plan: Plan) -> list[Event]:
+        _, known = self.timeline.compute(COMPUTE, lambda: None)
+        self.timeline.wait(known)
+        return self.cache.prefetch(plan, known)
 
     def compute(self, wave: Wave) -> None:
         _, done = self.timeline.compute(COMPUTE, lambda: None, after=wave.after)
@@ -50,7 +64,7 @@ def test_hits_come_first_and_together_then_arrivals_one_by_one():
 
 def test_a_prefetch_that_is_still_under_way_is_a_late_hit():
     bench = Bench(8)
-    copies = bench.cache.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
+    copies = bench.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
     assert bench.verify(0, [1, 2]) == [[1], [2]]
     counters = bench.cache.counters
@@ -62,7 +76,7 @@ def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     slow = Work("slow", hbm_bytes=MACHINE.hbm_bytes_per_s, flops=0, kernels=0, launches=1)  # one second
-    for wave in bench.cache.waves(0, [0, 1]):
+    for wave in bench.waves(0, [0, 1]):
         _, done = bench.timeline.compute(slow, lambda: None, after=wave.after)
         bench.cache.release(wave, done)
     bench.timeline.wait(done)
@@ -72,15 +86,15 @@ def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it():
 
 def test_need_of_now_breaks_promises_to_later_layers():
     bench = Bench(2)
-    bench.cache.prefetch(Plan([ExpertId(1, 6)], []))
+    bench.prefetch(Plan([ExpertId(1, 6)], []))
     bench.cache.place([ExpertId(1, 6), ExpertId(1, 7)])
-    bench.cache.prefetch(Plan([], [ExpertId(1, 6), ExpertId(1, 7)]))
+    bench.prefetch(Plan([], [ExpertId(1, 6), ExpertId(1, 7)]))
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
 
 def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet():
     bench = Bench(2)
-    bench.cache.prefetch(Plan([ExpertId(1, 6), ExpertId(1, 7)], []))
+    bench.prefetch(Plan([ExpertId(1, 6), ExpertId(1, 7)], []))
     assert {bench.residency.state(ExpertId(1, e)) for e in (6, 7)} == {State.LOADING}
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
@@ -88,14 +102,14 @@ def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet():
 def test_a_prefetch_with_nobody_to_displace_is_left_to_be_fetched():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
-    assert bench.cache.prefetch(Plan([ExpertId(0, 1)], [ExpertId(0, 0)])) == []
+    assert bench.prefetch(Plan([ExpertId(0, 1)], [ExpertId(0, 0)])) == []
     assert bench.cache.counters.num_prefetched == 0
 
 
 def test_protection_of_a_layer_ends_with_its_verification():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
-    bench.cache.prefetch(Plan([], [ExpertId(0, 0)]))
+    bench.prefetch(Plan([], [ExpertId(0, 0)]))
     bench.verify(0, [1])
     assert bench.residency.state(ExpertId(0, 0)) is State.ABSENT
 
@@ -116,7 +130,7 @@ def test_contents_are_restored_with_their_recency():
 def test_a_join_makes_what_it_waits_for_late():
     """With a planner that joins before verification, whoever is still on its way then is late, though it arrives."""
     bench = Bench(8)
-    copies = bench.cache.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
+    copies = bench.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
     bench.cache.note_join()
     bench.timeline.wait(copies[1])
@@ -127,5 +141,5 @@ def test_a_join_makes_what_it_waits_for_late():
 def test_the_next_plan_replaces_the_protections_of_the_last():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
-    bench.cache.prefetch(Plan([], [ExpertId(0, 0)]))
-    assert len(bench.cache.prefetch(Plan([ExpertId(0, 1)], []))) == 1
+    bench.prefetch(Plan([], [ExpertId(0, 0)]))
+    assert len(bench.prefetch(Plan([ExpertId(0, 1)], []))) == 1

@@ -35,6 +35,7 @@ ROUND = RoundRecord(
     union_mean=10 / 3,
     stall_ms=5.0,
     link_busy_ms=30.0,
+    need_ms=32.0,
     compute_busy_ms=20.0,
 )
 SECOND = replace(ROUND, index=1, start_ms=140.0, draft_end_ms=150.0, end_ms=200.0, accepted_len=4, new_len=5)

@@ -13,6 +13,11 @@ from specter.experts.planner import ThreePhasePlanner
 from specter.experts.residency import Residency, State
 from specter.model.spec import ExpertId
 
+
+def anything(expert: ExpertId) -> bool:
+    return True
+
+
 experts = st.builds(ExpertId, st.integers(0, 3), st.integers(0, 5))
 
 
@@ -63,29 +68,29 @@ def test_quotas_share_all_slots_evenly(num_slots: int, num_layers: int):
 def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId], pinned: set[ExpertId]):
     lru = LruEviction([1] * 4)
     for expert in uses:
-        lru.touch(expert)
+        lru.used(expert)
     for layer in range(4):
         recency = list(dict.fromkeys(reversed([e for e in uses if e.layer == layer])))[::-1]
         if not recency:
             continue
         allowed = [e for e in recency if e not in pinned]
-        assert lru.victim(layer, lambda e: e not in pinned) == (allowed[0] if allowed else None)
+        assert lru.victim(layer, lambda e: e not in pinned, anything) == (allowed[0] if allowed else None)
 
 
 def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
     lru = LruEviction([2, 2])
     for expert in (0, 1, 2):
-        lru.touch(ExpertId(1, expert))
-    lru.touch(ExpertId(0, 5))
-    assert lru.victim(0, lambda e: True) == ExpertId(1, 0)
+        lru.used(ExpertId(1, expert))
+    lru.used(ExpertId(0, 5))
+    assert lru.victim(0, anything, anything) == ExpertId(1, 0)
 
 
 def test_lru_without_quota_takes_the_oldest_of_all():
     lru = LruEviction([1, 1, 0])
     for expert in (ExpertId(1, 3), ExpertId(0, 2)):
-        lru.touch(expert)
-    assert lru.victim(2, lambda e: True) == ExpertId(1, 3)
-    assert lru.victim(2, lambda e: e != ExpertId(1, 3)) == ExpertId(0, 2)
+        lru.used(expert)
+    assert lru.victim(2, anything, anything) == ExpertId(1, 3)
+    assert lru.victim(2, lambda e: e != ExpertId(1, 3), anything) == ExpertId(0, 2)
 
 
 def test_lookahead_counts_tokens_per_expert():

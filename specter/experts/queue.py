@@ -1,0 +1,96 @@
+"""What is yet to be copied, what is being copied, and for how long somebody knew of a need that was not met."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from specter.model.spec import ExpertId
+from specter.timeline.base import Event, Timeline
+
+# Copies on the link at a time while loads are only planned: one moves bytes, one stands behind it so that the link
+# never waits for the host, and one is slack for a host that is late. More would only commit slots and order too early.
+LINK_DEPTH = 3
+
+
+class LoadQueue:
+    """Planned loads in order of issue, copies under way in theirs, and the need behind them.
+
+    A need is outstanding from the event that made it known (a draft step's or a router's) until its copy has ended:
+    while a planned load waits, or somebody waits for a fetch, or one of their copies is under way.
+
+    Args:
+        depth: copies under way at a time; fetches, which do not pass through here, may exceed it.
+    """
+
+    def __init__(self, timeline: Timeline, depth: int = LINK_DEPTH) -> None:
+        self._timeline = timeline
+        self._depth = depth
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.planned: deque[ExpertId] = deque()
+        self._under_way: deque[Event] = deque()
+        self._last_copy: Event | None = None
+        self._opened: Event | None = None  # since when a need is outstanding
+        self._needs: deque[tuple[Event, Event]] = deque()  # outstanding from the one to the other
+        self._settled: Event | None = None  # until when needs have been told by `settle`
+
+    # -- loads ---------------------------------------------------------------------------------
+
+    def replace(self, loads: Iterable[ExpertId], known: Event) -> None:
+        """A new plan, which the event `known` made possible, instead of what is left of the last one."""
+        self.planned = deque(loads)
+        if self.planned:
+            self.open(known)
+        else:
+            self.close()
+
+    def drop_layer(self, layer: int) -> None:
+        """The router has spoken: what is planned for this layer is fetched now, or useless."""
+        if self.planned:
+            self.planned = deque(expert for expert in self.planned if expert.layer != layer)
+
+    def issued(self, copy: Event) -> None:
+        self._last_copy = copy
+        self._under_way.append(copy)
+
+    def oldest(self) -> Event | None:
+        """The copy under way that ends first, or None."""
+        under_way = self._under_way
+        while under_way and self._timeline.is_done(under_way[0]):
+            under_way.popleft()
+        return under_way[0] if under_way else None
+
+    def has_room(self) -> bool:
+        """Whether another planned copy may be issued now."""
+        self.oldest()
+        return len(self._under_way) < self._depth
+
+    # -- needs ---------------------------------------------------------------------------------
+
+    def open(self, known: Event) -> None:
+        """Something is needed, and `known` told."""
+        if self._opened is None:
+            self._opened = known
+
+    def close(self, known: Event | None = None) -> None:
+        """Nothing is waiting any more, because all copies are issued or, as `known` told, the rest is useless."""
+        if self._opened is None or self.planned:
+            return
+        end = self._last_copy if known is None or self.oldest() is not None else known
+        if end is not None:
+            self._needs.append((self._opened, end))
+        self._opened = None
+
+    def settle(self) -> int:
+        """Time, ns, during which a need was outstanding, of the needs that have ended since the last call."""
+        total, elapsed = 0, self._timeline.elapsed_ns
+        while self._needs and self._timeline.is_done(self._needs[0][1]):
+            begin, end = self._needs.popleft()
+            if self._settled is not None and elapsed(begin, self._settled) > 0:
+                begin = self._settled
+            if (length := elapsed(begin, end)) > 0:
+                total, self._settled = total + length, end
+        return total
