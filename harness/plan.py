@@ -11,8 +11,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specter.config import RunConfig, from_values, to_dict, validate
+from specter.config import OWN, SHARED, RunConfig, from_values, to_dict, validate
 from specter.errors import SpecterError
 
 CONF = Path("conf")
@@ -46,6 +45,7 @@ LIVE_CODE = (
     "specter/recording.py",
     "specter/session.py",
     "harness/recordings.py",
+    "baselines/specmoeoff.py",
 )
 # What each figure and table shows: experiments, or the probes.
 FIGURES = {
@@ -57,6 +57,9 @@ FIGURES = {
     "k_sweep": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
+    "rivals": ("rivals",),
+    "prompt_length": ("prompt_length",),
+    "decomposition": ("rivals", "decomposition"),
 }
 TABLES = {
     "main": ("main",),
@@ -66,7 +69,16 @@ TABLES = {
     "k_sweep": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
+    "rivals": ("rivals",),
+    "memory": ("rivals",),
+    "depth": ("k_sweep", "probe"),
+    "prompt_length": ("prompt_length",),
+    "decomposition": ("rivals", "decomposition"),
+    "published_ratio": ("rivals", "decomposition"),
+    "transformers_offload": ("transformers_offload",),
 }
+# Tidy tables that come from jobs of their own, and the experiment whose recordings they need.
+DERIVED = {"probe": "main", "decomposition": "rivals", "transformers_offload": "main"}
 Values = dict[str, Any]
 Schema = TypeVar("Schema")
 
@@ -93,7 +105,8 @@ class Scale:
 
 @dataclass
 class Experiment:
-    """A product of settings (conf/experiment). A budget is a tier, or a number of experts per MoE layer."""
+    """A product of settings (conf/experiment). A budget is a tier, or a number of experts per MoE layer, as Specter has
+    them; a policy is what another system gets for it (see `specter.memory`)."""
 
     name: str
     about: str
@@ -105,6 +118,8 @@ class Experiment:
     prompt_tokens: list[int]
     num_inputs: int
     num_datasets: int  # the first ones of the scale
+    policies: list[str] = field(default_factory=lambda: ["same_bytes"])
+    depths: dict[str, list[int]] = field(default_factory=dict)  # systems that run at other K than `ks`
 
 
 def _option(group: str, name: str) -> Values:
@@ -171,7 +186,7 @@ def _budget(name: str) -> Values:
         number = float(name)
     except ValueError:
         return _group("budget", name)
-    return {"tier": "custom", "experts_per_layer": number, "num_bytes": None}
+    return {"tier": "custom", "experts_per_layer": number, "num_bytes": None, "policy": "same_bytes"}
 
 
 def _run(base: RunConfig, groups: Values, **numbers: Any) -> RunConfig:
@@ -189,12 +204,12 @@ class Matrix:
     budgets: list[Values]
     samplings: list[Values]
     hardware: list[Values]
-    ks: list[int]
+    depths: dict[str, list[int]]  # K by system
     prompt_tokens: list[int]
     inputs: list[int]
 
     def runs(self) -> list[RunConfig]:
-        """All runs. A system that ignores the budget runs at the first one only, and likewise K."""
+        """All runs. A system that ignores the budget runs at the first one only."""
         base = from_values(self.base)
         return [
             _run(
@@ -208,19 +223,21 @@ class Matrix:
             for budget in (self.budgets if system["eviction"] != "resident" else self.budgets[:1])
             for sampling in self.samplings
             for hardware in self.hardware
-            for k in (self.ks if system["speculative"] else self.ks[:1])
+            for k in self.depths[system["name"]]
             for prompt_tokens in self.prompt_tokens
             for index in self.inputs
         ]
 
 
 class Live(NamedTuple):
-    """What decides a run's tokens, within one model and data set. K is 0 for plain decoding."""
+    """What decides a run's tokens, within one model and data set. K is 0 for plain decoding; a draft is `shared`, or
+    has non-expert weights and KV of its `own`."""
 
     sampling: str
     prompt_tokens: int
     k: int
     input: int
+    draft: str = SHARED
 
 
 @dataclass(frozen=True)
@@ -238,7 +255,10 @@ class LivePlan:
         return [
             _run(
                 base,
-                {"system": self.drafting if live.k else self.plain, "sampling": self.samplings[live.sampling]},
+                {
+                    "system": self.drafting | {"draft": live.draft} if live.k else self.plain,
+                    "sampling": self.samplings[live.sampling],
+                },
                 k=live.k or 1,
                 prompt_tokens=live.prompt_tokens,
                 input=live.input,
@@ -253,8 +273,12 @@ def _base(scale: Scale, model: str, dataset: str, results: str) -> Values:
     return to_dict(base)
 
 
-def _ks(scale: Scale, experiment: Experiment) -> list[int]:
-    return sorted({min(k, scale.max_k) for k in experiment.ks})
+def _depths(scale: Scale, experiment: Experiment, system: Values) -> list[int]:
+    """The K that a system runs at. Plain decoding, and a system with a K of its own, run once."""
+    if not system["speculative"]:
+        return [1]
+    ks = experiment.depths.get(system["name"], experiment.ks) if system["draft_len"] is None else [system["draft_len"]]
+    return sorted({min(k, scale.max_k) for k in ks})
 
 
 def _inputs(scale: Scale, experiment: Experiment) -> list[int]:
@@ -269,13 +293,14 @@ def datasets(scale: str, experiment: str) -> list[str]:
 def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
     """The runs of one experiment on one model and data set, at a scale."""
     size, what = load_scale(scale), load_experiment(experiment)
+    systems = [_group("system", name) for name in what.systems]
     return Matrix(
         base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}"),
-        systems=[_group("system", name) for name in what.systems],
-        budgets=[_budget(name) for name in what.budgets],
+        systems=systems,
+        budgets=[_budget(name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         samplings=[_group("sampling", name) for name in what.samplings],
         hardware=[_group("hardware", name) for name in what.hardware],
-        ks=_ks(size, what),
+        depths={system["name"]: _depths(size, what, system) for system in systems},
         prompt_tokens=what.prompt_tokens,
         inputs=_inputs(size, what),
     )
@@ -287,7 +312,17 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
     Systems, budgets and machines do not show: they change no token, and so make no recording stale.
     """
     size, what = load_scale(scale), load_experiment(experiment)
-    lives = itertools.product(sorted(what.samplings), what.prompt_tokens, [0, *_ks(size, what)], _inputs(size, what))
+    kinds = {(0, SHARED)}
+    for system in (_group("system", name) for name in what.systems):
+        if system["speculative"]:
+            kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, system)}
+    lives = [
+        Live(sampling, prompt_tokens, k, index, draft)
+        for sampling in sorted(what.samplings)
+        for prompt_tokens in what.prompt_tokens
+        for k, draft in sorted(kinds)
+        for index in _inputs(size, what)
+    ]
     return LivePlan(
         base=_base(size, model, dataset, f"results/{scale}/recordings/{model}"),
         drafting=_group("system", "specter") | RECORDER,
@@ -299,7 +334,13 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
 
 def live_of(config: RunConfig) -> Live:
     """The live run that this run replays."""
-    return Live(config.sampling.kind, config.prompt_tokens, config.k if config.system.speculative else 0, config.input)
+    draft = _recorded_draft(config.system.draft) if config.depth else SHARED
+    return Live(config.sampling.kind, config.prompt_tokens, config.depth, config.input, draft)
+
+
+def _recorded_draft(draft: str) -> str:
+    """An own draft with INT4 weights drafts with the 16-bit values (see baselines/specmoeoff.py)."""
+    return SHARED if draft == SHARED else OWN
 
 
 @dataclass(frozen=True)

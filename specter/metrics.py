@@ -62,6 +62,7 @@ def summarize(
         "prefill_bytes": generation.prefill_bytes,
         "distinct_4grams": distinct_4grams(generation.tokens),
         "num_slots": num_slots,
+        "fits_budget": True,
         "experts_per_layer": num_slots / costs.spec.num_moe_layers,
     }
     metrics |= fit(costs, system, num_slots, hardware)
