@@ -28,13 +28,13 @@ class DropEviction:
     def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
         pass
 
-    def loaded(self, expert: ExpertId) -> None:
+    def loaded(self, expert: ExpertId, is_prefetch: bool) -> None:
         pass
 
     def used(self, expert: ExpertId) -> None:
         pass
 
-    def yield_all(self) -> None:
+    def reconsider(self) -> None:
         pass
 
     def clear(self) -> None:
@@ -44,7 +44,11 @@ class DropEviction:
         pass
 
     def victim(
-        self, layer: int, may_evict: Callable[[ExpertId], bool], is_idle: Callable[[ExpertId], bool]
+        self,
+        layer: int,
+        is_prefetch: bool,
+        may_evict: Callable[[ExpertId], bool],
+        is_idle: Callable[[ExpertId], bool],
     ) -> ExpertId | None:
         return None
 

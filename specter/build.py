@@ -14,8 +14,9 @@ from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
 from specter.experts.eviction import Eviction, LruEviction, layer_quotas
-from specter.experts.planner import Foresight, Planner, ThreePhasePlanner
+from specter.experts.planner import DeadlinePlanner, Foresight, Planner, ThreePhasePlanner
 from specter.experts.residency import Residency
+from specter.experts.retention import RetainEviction
 from specter.experts.transfer import Mover, Transfer, move_nothing
 from specter.memory import num_slots
 from specter.model.base import Model
@@ -28,13 +29,16 @@ from specter.timeline.virtual import VirtualTimeline
 
 FULL_SIZE: dict[str, ModelSpec] = {"deepseek_v2_lite": DEEPSEEK_V2_LITE}
 
-EVICTIONS: dict[str, Callable[[Sequence[int]], Eviction]] = {
-    "lru": LruEviction,
-    "resident": LruEviction,
-    "drop": lambda quotas: DropEviction(),
+# From slots per MoE layer, experts per layer, and staging slots.
+EVICTIONS: dict[str, Callable[[Sequence[int], int, int], Eviction]] = {
+    "lru": lambda quotas, num_experts, num_staging: LruEviction(quotas),
+    "retain": RetainEviction,
+    "resident": lambda quotas, num_experts, num_staging: LruEviction(quotas),
+    "drop": lambda quotas, num_experts, num_staging: DropEviction(),
 }
 PLANNERS: dict[str, Callable[[Sequence[int], int], Planner | None]] = {
     "three_phase": ThreePhasePlanner,
+    "deadline": lambda residents_per_layer, payload_bytes: DeadlinePlanner(),
     "two_plans": TwoPlansPlanner,
     "none": lambda residents_per_layer, payload_bytes: None,
 }
@@ -85,7 +89,8 @@ def build_engine(config: RunConfig, model: Model, sampler: Sampler, mover: Mover
     if config.system.transfer == "swap":
         stream = OneStream(timeline)
         transfer, timeline = SwapTransfer(stream, timeline, costs.payload_bytes, mover), stream
-    cache = ExpertCache(Residency(slots), EVICTIONS[config.system.eviction](quotas), transfer, timeline)
+    eviction = EVICTIONS[config.system.eviction](quotas, spec.num_experts, config.system.num_staging)
+    cache = ExpertCache(Residency(slots), eviction, transfer, timeline)
     if config.system.eviction == "resident":
         cache.place([ExpertId(m, e) for m in range(spec.num_moe_layers) for e in range(spec.num_experts)])
     planner = PLANNERS[config.system.planner](quotas, costs.payload_bytes)

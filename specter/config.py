@@ -34,13 +34,14 @@ class ModelConfig:
 class SystemConfig:
     name: str
     speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
-    planner: str  # what to load while drafting: "three_phase", "two_plans" or "none"
-    eviction: str  # "lru", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
+    planner: str  # what to load while drafting: "three_phase", "deadline", "two_plans" or "none"
+    eviction: str  # "lru", "retain", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
     foresight: str = "none"  # what to load for the layer after this one: "next_gate", "next_gate_2" or "none"
     transfer: str = "copy_stream"  # or "swap": two ways, on the compute stream
     draft: str = SHARED  # non-expert weights and KV of the draft: the target's, its own, or its own with INT4 weights
     draft_len: int | None = None  # a depth of its own, whatever the run's k
     num_buffers: int = 0  # spare device buffers of one expert each
+    num_staging: int = 0  # of eviction "retain": slots for experts loaded ahead, of the budget
 
 
 @dataclass
@@ -104,8 +105,8 @@ class RunConfig:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "model.checkpoint_kind": ("standin", "hub"),
-    "system.planner": ("three_phase", "two_plans", "none"),
-    "system.eviction": ("lru", "drop", "resident"),
+    "system.planner": ("three_phase", "deadline", "two_plans", "none"),
+    "system.eviction": ("lru", "retain", "drop", "resident"),
     "system.foresight": ("next_gate", "next_gate_2", "none"),
     "system.transfer": ("copy_stream", "swap"),
     "system.draft": (SHARED, OWN, OWN_INT4),

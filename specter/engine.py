@@ -121,6 +121,7 @@ class Engine:
         first = self.verify([], self.target_pass(prompt, 0, num_outputs=1), len(prompt)).tokens[0]
         end = self._window()
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
+        self.cache.settle_need()  # prefill's
         generation.prefill_bytes = end.totals.minus(begin.totals).copied_bytes
         context = Context([*prompt, first])
         on_commit([first])

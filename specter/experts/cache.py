@@ -202,7 +202,7 @@ class ExpertCache:
             slot = self.residency.begin_load(expert)
             self._transfer.place(expert, slot)
             self.residency.end_load(slot)
-            self._eviction.loaded(expert)
+            self._eviction.loaded(expert, is_prefetch=False)
 
     def contents(self) -> list[ExpertId]:
         """Residents, least recently used first; `place` restores them."""
@@ -233,7 +233,7 @@ class ExpertCache:
             self._protected[expert.layer].add(expert)
 
     def _prefetch(self, expert: ExpertId) -> Event | None:
-        slot = self._take_slot(expert)
+        slot = self._take_slot(expert, is_prefetch=True)
         if slot is None:
             return None
         self._protected[expert.layer].add(expert)
@@ -241,7 +241,7 @@ class ExpertCache:
         return self._start_load(slot, is_prefetch=True)
 
     def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot]) -> None:
-        while missing and (slot := self._take_slot(missing[0])) is not None:
+        while missing and (slot := self._take_slot(missing[0], is_prefetch=False)) is not None:
             missing.popleft()
             self.residency.pin(slot)
             self._start_load(slot, is_prefetch=False)
@@ -250,15 +250,15 @@ class ExpertCache:
     def _make_room(self) -> None:
         """Every slot is promised to a later layer: the need of now goes before the plan for later."""
         self._protected.clear()
-        self._eviction.yield_all()
+        self._eviction.reconsider()
         for slot in self.residency.slots:
             if slot.state is State.LOADING and slot.ready is not None:
                 self._timeline.wait(slot.ready)
                 return
 
-    def _take_slot(self, expert: ExpertId) -> Slot | None:
+    def _take_slot(self, expert: ExpertId, is_prefetch: bool) -> Slot | None:
         if self.residency.num_free == 0:
-            victim = self._eviction.victim(expert.layer, self._may_evict, self._is_idle)
+            victim = self._eviction.victim(expert.layer, is_prefetch, self._may_evict, self._is_idle)
             if victim is None:
                 return None
             self._displace(victim)
@@ -273,5 +273,5 @@ class ExpertCache:
         slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
         slot.is_prefetch = is_prefetch
         self._queue.issued(slot.ready)
-        self._eviction.loaded(slot.expert)
+        self._eviction.loaded(slot.expert, is_prefetch)
         return slot.ready

@@ -21,8 +21,8 @@ class Eviction(Protocol):
     def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
         """The router has spoken for `layer`: rows of the pass that chose each expert [E]."""
 
-    def loaded(self, expert: ExpertId) -> None:
-        """The expert got a slot."""
+    def loaded(self, expert: ExpertId, is_prefetch: bool) -> None:
+        """The expert got a slot, before need or at need."""
 
     def used(self, expert: ExpertId) -> None:
         """The expert, which has a slot, was computed with."""
@@ -31,12 +31,16 @@ class Eviction(Protocol):
         """The expert lost its slot."""
 
     def victim(
-        self, layer: int, may_evict: Callable[[ExpertId], bool], is_idle: Callable[[ExpertId], bool]
+        self,
+        layer: int,
+        is_prefetch: bool,
+        may_evict: Callable[[ExpertId], bool],
+        is_idle: Callable[[ExpertId], bool],
     ) -> ExpertId | None:
-        """Whom to displace for an expert of `layer`, rather one whose slot is idle; None if nobody may go."""
+        """Whom to displace for an expert of `layer`, rather one whose slot's last use has ended; None if nobody."""
 
-    def yield_all(self) -> None:
-        """Somebody waits and cannot be served: nothing may be kept for a plan's or a policy's sake."""
+    def reconsider(self) -> None:
+        """`may_evict` may allow now what it has refused."""
 
     def clear(self) -> None:
         """Every expert lost its slot."""
@@ -68,10 +72,10 @@ class LruEviction:
     def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
         pass
 
-    def yield_all(self) -> None:
+    def reconsider(self) -> None:
         pass
 
-    def loaded(self, expert: ExpertId) -> None:
+    def loaded(self, expert: ExpertId, is_prefetch: bool) -> None:
         self.used(expert)
 
     def used(self, expert: ExpertId) -> None:
@@ -88,7 +92,11 @@ class LruEviction:
             residents.clear()
 
     def victim(
-        self, layer: int, may_evict: Callable[[ExpertId], bool], is_idle: Callable[[ExpertId], bool]
+        self,
+        layer: int,
+        is_prefetch: bool,
+        may_evict: Callable[[ExpertId], bool],
+        is_idle: Callable[[ExpertId], bool],
     ) -> ExpertId | None:
         if len(self._layers[layer]) >= self._quotas[layer] > 0:
             return self._oldest(layer, may_evict)

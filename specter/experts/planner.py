@@ -41,6 +41,39 @@ class Planner(Protocol):
         """A measured batch of prefetches."""
 
 
+class DeadlinePlanner:
+    """Every expert that the draft has counted, by its layer's deadline, then by count.
+
+    Plans from the first draft step on and after every step, so that the link starts as soon as anything is known and
+    always works for what comes due first. What the draft is sure of (high count) goes before what it saw once, which
+    the target may not need. There is no join: loads that are still planned when verification begins are issued
+    while earlier layers verify.
+    """
+
+    joins_before_verify = False
+
+    def begin_round(self, draft_len: int) -> None:
+        pass
+
+    def is_boundary(self, num_drafted: int) -> bool:
+        return True
+
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan:
+        layers, experts = np.nonzero(counts)
+        order = np.lexsort((-counts[layers, experts], layers))
+        loads: list[ExpertId] = []
+        protect: list[ExpertId] = []
+        for expert in map(ExpertId, layers[order].tolist(), experts[order].tolist()):
+            (protect if is_present(expert) else loads).append(expert)
+        return Plan(loads, protect)
+
+    def observe_step(self, step_ms: float) -> None:
+        pass
+
+    def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
+        pass
+
+
 class Foresight(Protocol):
     def plan(self, layer: int, predicted: Routing, is_present: Callable[[ExpertId], bool]) -> Plan:
         """What to load for MoE layer `layer` while the one before it runs; `predicted`: [rows, top_k]."""

@@ -74,7 +74,7 @@ def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId],
         if not recency:
             continue
         allowed = [e for e in recency if e not in pinned]
-        assert lru.victim(layer, lambda e: e not in pinned, anything) == (allowed[0] if allowed else None)
+        assert lru.victim(layer, False, lambda e: e not in pinned, anything) == (allowed[0] if allowed else None)
 
 
 def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
@@ -82,15 +82,15 @@ def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
     for expert in (0, 1, 2):
         lru.used(ExpertId(1, expert))
     lru.used(ExpertId(0, 5))
-    assert lru.victim(0, anything, anything) == ExpertId(1, 0)
+    assert lru.victim(0, False, anything, anything) == ExpertId(1, 0)
 
 
 def test_lru_without_quota_takes_the_oldest_of_all():
     lru = LruEviction([1, 1, 0])
     for expert in (ExpertId(1, 3), ExpertId(0, 2)):
         lru.used(expert)
-    assert lru.victim(2, anything, anything) == ExpertId(1, 3)
-    assert lru.victim(2, lambda e: e != ExpertId(1, 3), anything) == ExpertId(0, 2)
+    assert lru.victim(2, False, anything, anything) == ExpertId(1, 3)
+    assert lru.victim(2, False, lambda e: e != ExpertId(1, 3), anything) == ExpertId(0, 2)
 
 
 def test_lookahead_counts_tokens_per_expert():
