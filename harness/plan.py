@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -120,6 +121,7 @@ class Experiment:
     num_datasets: int  # the first ones of the scale
     policies: list[str] = field(default_factory=lambda: ["same_bytes"])
     depths: dict[str, list[int]] = field(default_factory=dict)  # systems that run at other K than `ks`
+    kv_capacity: int = 256
 
 
 def _option(group: str, name: str) -> Values:
@@ -267,8 +269,9 @@ class LivePlan:
         ]
 
 
-def _base(scale: Scale, model: str, dataset: str, results: str) -> Values:
+def _base(scale: Scale, model: str, dataset: str, results: str, kv_capacity: int = 256) -> Values:
     base = compose([f"model={model}", f"dataset={dataset}"])
+    base.kv_capacity = kv_capacity
     base.max_new_tokens, base.warmup_tokens, base.results = scale.max_new_tokens, scale.warmup_tokens, results
     return to_dict(base)
 
@@ -295,7 +298,7 @@ def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
     size, what = load_scale(scale), load_experiment(experiment)
     systems = [_group("system", name) for name in what.systems]
     return Matrix(
-        base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}"),
+        base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}", what.kv_capacity),
         systems=systems,
         budgets=[_budget(name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         samplings=[_group("sampling", name) for name in what.samplings],
@@ -312,7 +315,7 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
     Systems, budgets and machines do not show: they change no token, and so make no recording stale.
     """
     size, what = load_scale(scale), load_experiment(experiment)
-    kinds = {(0, SHARED)}
+    kinds = {(0, SHARED)}  # K and draft
     for system in (_group("system", name) for name in what.systems):
         if system["speculative"]:
             kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, system)}
@@ -324,7 +327,7 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
         for index in _inputs(size, what)
     ]
     return LivePlan(
-        base=_base(size, model, dataset, f"results/{scale}/recordings/{model}"),
+        base=_base(size, model, dataset, f"results/{scale}/recordings/{model}", what.kv_capacity),
         drafting=_group("system", "specter") | RECORDER,
         plain=_group("system", "resident"),
         samplings={name: _group("sampling", name) for name in sorted(what.samplings)},
@@ -360,6 +363,57 @@ def probe_plan(scale: str, model: str) -> ProbePlan:
     return ProbePlan(base, size.num_probe_texts, {one["kind"]: one["temperature"] for one in samplings})
 
 
-def digest(plan: Matrix | LivePlan | ProbePlan | Scale) -> str:
+@dataclass(frozen=True)
+class DecompositionPlan:
+    """Which pairs of a rival and a system of ours one job explains."""
+
+    base: Values
+    rivals: dict[str, Values]
+    heroes: dict[str, Values]
+    budgets: list[Values]
+    hardware: list[Values]  # the first for every rival under the first policy, all of them for the papers' own
+    inputs: list[int]
+    k: int
+
+    def pairs(self) -> list[tuple[RunConfig, RunConfig]]:
+        base = from_values(self.base)
+        found = []
+        for name, rival in self.rivals.items():
+            everywhere = name == "specmoeoff"  # what the paper compares with, hence under every policy and link
+            hardware = self.hardware if everywhere else self.hardware[:1]
+            budgets = [one for one in self.budgets if everywhere or one["policy"] == self.budgets[0]["policy"]]
+            for machine, budget, index in itertools.product(hardware, budgets, self.inputs):
+                shared = {"budget": budget, "hardware": machine}
+                found += [
+                    (
+                        _run(base, shared | {"system": rival}, input=index, k=self.k),
+                        _run(base, shared | {"system": hero}, input=index, k=self.k),
+                    )
+                    for hero in self.heroes.values()
+                ]
+        return found
+
+
+def decomposition_plan(scale: str, model: str, dataset: str) -> DecompositionPlan:
+    """What is explained on one model and data set: from the recordings of the experiment `rivals`."""
+    size, what = load_scale(scale), load_experiment("rivals")
+    base = _base(size, model, dataset, f"results/{scale}/decomposition") | {
+        "sampling": _group("sampling", what.samplings[0]),
+        "prompt_tokens": what.prompt_tokens[0],
+    }
+    systems = {name: _group("system", name) for name in what.systems}
+    heroes = {name: values for name, values in systems.items() if name.startswith("specter")}
+    return DecompositionPlan(
+        base=base,
+        rivals={name: values for name, values in systems.items() if name not in heroes},
+        heroes=heroes,
+        budgets=[_group("budget", name) | {"policy": policy} for policy in what.policies for name in what.budgets],
+        hardware=[_group("hardware", name) for name in (*what.hardware, "a100_12gbps")],
+        inputs=_inputs(size, what)[:1],
+        k=min(what.ks[0], size.max_k),
+    )
+
+
+def digest(plan: Matrix | LivePlan | ProbePlan | DecompositionPlan | Scale) -> str:
     """A short name of everything that a job is told; the rule's `params`, so that a change re-runs the job."""
     return hashlib.sha256(yaml.safe_dump(dataclasses.asdict(plan), sort_keys=False).encode()).hexdigest()[:16]
