@@ -1,13 +1,9 @@
-"""Tables from tidy tables: `python -m harness.tables main --out main.tex main.md main.csv --tidy main.parquet`.
-
-LaTeX and Markdown are rounded for reading, with the protocol below; CSV keeps six digits, with the protocol in columns.
-"""
+"""Tables from tidy tables: `python -m harness.tables main --out main.tex main.md main.csv --tidy main.parquet`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -18,46 +14,35 @@ from harness.frames import (
     HARDWARE,
     SYSTEMS,
     caveats,
-    checkpoint_line,
+    half_width,
     in_order,
     probe_line,
     provenance,
     read,
     spread_budgets,
+    tiers,
     titled,
     with_macro,
 )
 from harness.jobs import run_job, write_whole
+from harness.rival_tables import (
+    decomposition,
+    depth,
+    memory,
+    prompt_length,
+    published_ratio,
+    rivals,
+    transformers_offload,
+)
+from harness.table import FORMATS, Table, stated
 
 Frames = dict[str, pd.DataFrame]
 
 
-@dataclass(frozen=True)
-class Table:
-    """Numbers with the words around them. `keys` are the leading columns that name a row."""
-
-    title: str
-    frame: pd.DataFrame
-    keys: int
-    notes: list[str]
-    stated: dict[str, str]  # the protocol, as columns of the CSV
-
-
-def _stated(frame: pd.DataFrame) -> dict[str, str]:
-    if "clock" not in frame:
-        return {"protocol": probe_line(frame)}
-    return {
-        "clock": " / ".join(sorted(frame["clock"].unique())),
-        "hardware": " / ".join(sorted(frame["hardware"].unique())),
-        "checkpoint": checkpoint_line(frame),
-        "temperature": " / ".join(f"{value:g}" for value in sorted(frame["temperature"].unique())),
-    }
-
-
 def _cells(frame: pd.DataFrame) -> list[tuple[str, str]]:
     """(budget, sampling) pairs, largest budget first."""
-    used = frame[frame["uses_budget"]].sort_values("experts_per_layer", ascending=False)
-    return [(budget, sampling) for budget in used["budget"].unique() for sampling in sorted(used["sampling"].unique())]
+    samplings, budgets = tiers(frame)
+    return [(budget, sampling) for budget in budgets for sampling in samplings]
 
 
 def main_table(frames: Frames) -> Table:
@@ -68,7 +53,7 @@ def main_table(frames: Frames) -> Table:
         part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
         block = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()[systems]
         block.columns = [f"{titled(SYSTEMS, name).partition(' (')[0]} (ms)" for name in systems]
-        for baseline in [name for name in ("lru", "lru_same_bytes", "on_demand") if name in systems]:
+        for baseline in [name for name in ("lru", "mixtral_offloading", "on_demand") if name in systems]:
             times = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()
             block[f"× {titled(SYSTEMS, baseline)}"] = times[baseline] / times["specter"]
         mine = part[part["system"] == "specter"].groupby("dataset").mean(numeric_only=True)
@@ -89,7 +74,7 @@ def main_table(frames: Frames) -> Table:
         f"{provenance(frame)}.",
         *caveats(frame),
     ]
-    return Table("Time per output token and speed-up", pd.concat(blocks, ignore_index=True), 3, notes, _stated(frame))
+    return Table("Time per output token and speed-up", pd.concat(blocks, ignore_index=True), 3, notes, stated(frame))
 
 
 def systems(frames: Frames) -> Table:
@@ -98,7 +83,8 @@ def systems(frames: Frames) -> Table:
     for budget, sampling in _cells(frame):
         part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
         for system in in_order(part["system"].unique().tolist(), SYSTEMS):
-            mean = part[part["system"] == system].groupby("dataset").mean(numeric_only=True).mean()
+            mine = part[part["system"] == system]
+            mean = mine.groupby("dataset").mean(numeric_only=True).mean()
             needed = mean["num_hits"] + mean["num_late_hits"] + mean["num_misses"]
             rows.append(
                 {
@@ -106,6 +92,7 @@ def systems(frames: Frames) -> Table:
                     "sampling": sampling,
                     "system": titled(SYSTEMS, system).partition(" (")[0],
                     "TPOT (ms)": mean["tpot_ms"],
+                    "± 95 % (ms)": half_width(mine, "tpot_ms"),
                     "after 1st round (ms)": mean["tpot_after_first_round_ms"],
                     "TTFT (ms)": mean["ttft_ms"],
                     "end to end (ms)": mean["end_to_end_ms"],
@@ -121,12 +108,13 @@ def systems(frames: Frames) -> Table:
                 }
             )
     notes = [
-        "Macro average over data sets. Hits, late hits, misses: experts present, on their way, or absent when needed. "
+        "Macro average over data sets; ±: half of its 95 % confidence interval over inputs within data sets. "
+        "Hits, late hits, misses: experts present, on their way, or absent when needed. "
         "Stall: compute waiting for copies, per run. Device: all device bytes of the model charged, draft included.",
         f"{provenance(frame)}.",
         *caveats(frame),
     ]
-    return Table("Systems, in detail", pd.DataFrame(rows), 3, notes, _stated(frame))
+    return Table("Systems, in detail", pd.DataFrame(rows), 3, notes, stated(frame))
 
 
 def fidelity(frames: Frames) -> Table:
@@ -161,7 +149,7 @@ def fidelity(frames: Frames) -> Table:
         pd.DataFrame([*rows, paper]),
         1,
         [f"{what} {probe_line(probe)}."],
-        _stated(probe),
+        stated(probe),
     )
 
 
@@ -175,17 +163,18 @@ def union(frames: Frames) -> Table:
     what = (
         "Distinct experts per MoE layer that the target needs for K consecutive tokens, mean over windows and layers."
     )
-    return Table("Expert union", frame, 1, [f"{what} {probe_line(probe)}."], _stated(probe))
+    return Table("Expert union", frame, 1, [f"{what} {probe_line(probe)}."], stated(probe))
 
 
 def k_sweep(frames: Frames) -> Table:
     frame = frames["k_sweep"]
-    mine = frame[frame["speculative"]]
-    means = mine.groupby(["budget", "sampling", "k", "dataset"]).mean(numeric_only=True)
-    means = means.groupby(["budget", "sampling", "k"]).mean().reset_index()
+    mine = frame[frame["speculative"] & frame["fits_budget"]]
+    means = mine.groupby(["system", "budget", "sampling", "k", "dataset"]).mean(numeric_only=True)
+    means = means.groupby(["system", "budget", "sampling", "k"]).mean().reset_index()
     rivals = frame[frame["system"] == "lru"].groupby(["budget", "sampling"])["tpot_ms"].mean()
     table = pd.DataFrame(
         {
+            "system": [titled(SYSTEMS, name) for name in means["system"]],
             "budget": means["budget"],
             "sampling": means["sampling"],
             "K": means["k"].astype(str),
@@ -199,8 +188,12 @@ def k_sweep(frames: Frames) -> Table:
             "GB per token": means["bytes_per_token"] / 1e9,
         }
     )
-    notes = ["Specter, macro average over data sets.", f"{provenance(frame)}.", *caveats(frame)]
-    return Table("Depth of speculation", table, 3, notes, _stated(frame))
+    notes = [
+        "Macro average over data sets; × LRU: LRU's TPOT over the row's.",
+        f"{provenance(frame)}.",
+        *caveats(frame),
+    ]
+    return Table("Depth of speculation", table, 4, notes, stated(frame))
 
 
 def _sweep(frame: pd.DataFrame, key: str, order: Sequence[str], names: dict[str, str], title: str) -> Table:
@@ -220,12 +213,12 @@ def _sweep(frame: pd.DataFrame, key: str, order: Sequence[str], names: dict[str,
     table[key] = [titled(names, str(value)) for value in table[key]]
     ks = ", ".join(str(k) for k in sorted(frame.loc[frame["speculative"], "k"].unique()))
     notes = [f"Mean TPOT over data sets; K = {ks}.", f"{provenance(frame)}.", *caveats(frame)]
-    return Table(title, table, 2, notes, _stated(frame))
+    return Table(title, table, 2, notes, stated(frame))
 
 
 def budget_sweep(frames: Frames) -> Table:
     frame = spread_budgets(frames["budget_sweep"])
-    per_layer = frame[frame["uses_budget"]].groupby("budget")["experts_per_layer"].min()
+    per_layer = frame[frame["system"] == "specter"].groupby("budget")["experts_per_layer"].first()
     frame["experts per layer"] = frame["budget"].map(per_layer)
     table = _sweep(frame, "experts per layer", [], {}, "Cache budget")
     formatted = [f"{float(value):.3g}" for value in table.frame["experts per layer"]]
@@ -245,50 +238,14 @@ BUILD: dict[str, Callable[[Frames], Table]] = {
     "k_sweep": k_sweep,
     "budget_sweep": budget_sweep,
     "hardware": hardware,
+    "rivals": rivals,
+    "memory": memory,
+    "depth": depth,
+    "prompt_length": prompt_length,
+    "decomposition": decomposition,
+    "published_ratio": published_ratio,
+    "transformers_offload": transformers_offload,
 }
-
-
-def shown(value: object) -> str:
-    """A number as people read it: about three digits."""
-    if not isinstance(value, float):
-        return str(value)
-    if value != value:
-        return "–"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.2f}"
-
-
-def to_markdown(table: Table) -> str:
-    text = table.frame.map(shown)
-    body = text.to_markdown(
-        index=False, colalign=["left"] * table.keys + ["right"] * (text.shape[1] - table.keys), disable_numparse=True
-    )
-    return "\n".join([f"### {table.title}", "", body, "", *[f"{note}  " for note in table.notes], ""])
-
-
-def to_latex(table: Table) -> str:
-    text = table.frame.map(shown)
-    style = text.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-    body = style.to_latex(hrules=True, column_format="l" * table.keys + "r" * (text.shape[1] - table.keys))
-    notes = " ".join(table.notes)
-    for plain, escaped in (("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#")):
-        notes = notes.replace(plain, escaped)
-    lines = [
-        r"\begin{table}",
-        r"\centering\scriptsize",
-        rf"\caption{{{table.title}. {notes}}}",
-        body.rstrip(),
-        r"\end{table}",
-        "",
-    ]
-    return "\n".join(lines).replace("×", r"$\times$").replace("−", "--").replace("–", "--")
-
-
-def to_csv(table: Table) -> str:
-    text: str = table.frame.assign(**table.stated).to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    return text
-
-
-FORMATS: dict[str, Callable[[Table], str]] = {".tex": to_latex, ".md": to_markdown, ".csv": to_csv}
 
 
 def main() -> None:
