@@ -137,7 +137,7 @@ def depth(frames: Frames) -> Table:
                     "K tried": ", ".join(str(k) for k in by_k.index),
                     "best K": str(by_k.idxmin()),
                     "TPOT (ms)": by_k.min(),
-                    "TPOT at the paper's K (ms)": by_k.get(published.K_DEEPSEEK),
+                    "TPOT at the paper's K (ms)": by_k.get(published.K_DEEPSEEK, float("nan")),
                 }
                 if system == "specmoeoff_tuned":
                     cell = mine.query("budget == @budget and sampling == @sampling and system == @system")
