@@ -44,6 +44,7 @@ include: "rules/common.smk"
 include: "rules/models.smk"
 include: "rules/runs.smk"
 include: "rules/paper.smk"
+include: "rules/device.smk"
 
 
 localrules:

@@ -32,13 +32,11 @@ class NextGate:
     def __init__(self, num_guesses: int | None = None) -> None:
         self._num_guesses = num_guesses
 
-    def plan(self, layer: int, predicted: Routing, is_present: Callable[[ExpertId], bool]) -> Plan:
+    def plan(self, layer: int, predicted: Routing, num_experts: int, is_present: Callable[[ExpertId], bool]) -> Plan:
         """`predicted`: [rows, top_k] of MoE layer `layer`."""
         by_rank = predicted[:, : self._num_guesses].T.ravel()
         experts, first, counts = np.unique(by_rank, return_index=True, return_counts=True)
+        protect = np.zeros((layer + 1, num_experts), np.bool_)
+        protect[layer, experts] = True
         ordered = [ExpertId(layer, int(experts[i])) for i in np.lexsort((first, -counts))]
-        present = [is_present(expert) for expert in ordered]
-        return Plan(
-            loads=[expert for expert, here in zip(ordered, present, strict=True) if not here],
-            protect=[expert for expert, here in zip(ordered, present, strict=True) if here],
-        )
+        return Plan([expert for expert in ordered if not is_present(expert)], protect)

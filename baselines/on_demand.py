@@ -28,7 +28,7 @@ class DropEviction:
     def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
         pass
 
-    def loaded(self, expert: ExpertId, is_prefetch: bool) -> None:
+    def loaded(self, expert: ExpertId) -> None:
         pass
 
     def used(self, expert: ExpertId) -> None:
@@ -43,13 +43,7 @@ class DropEviction:
     def forget(self, expert: ExpertId) -> None:
         pass
 
-    def victim(
-        self,
-        layer: int,
-        is_prefetch: bool,
-        may_evict: Callable[[ExpertId], bool],
-        is_idle: Callable[[ExpertId], bool],
-    ) -> ExpertId | None:
+    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool], is_urgent: bool) -> ExpertId | None:
         return None
 
     def order(self) -> list[ExpertId]:

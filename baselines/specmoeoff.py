@@ -17,7 +17,7 @@ so its acceptance is not lowered by rounding them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,18 +49,18 @@ class TwoPlansPlanner:
     def is_boundary(self, num_drafted: int) -> bool:
         return num_drafted in self.BOUNDARIES
 
-    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan:
-        ranked = np.argsort(-counts, axis=1, kind="stable")
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
+        ranked = np.argsort(-counts, axis=1, kind="stable")  # by count, then by expert number
         wanted = [
             ExpertId(layer, int(expert))
             for layer, top_m in enumerate(self._top_m)
             for expert in ranked[layer, :top_m]
             if counts[layer, expert]
         ]
-        return Plan(
-            loads=[expert for expert in wanted if not is_present(expert)],
-            protect=[expert for expert in wanted if is_present(expert)],
-        )
+        protect = np.zeros(counts.shape, np.bool_)
+        for expert in wanted:
+            protect[expert] = True
+        return Plan([expert for expert in wanted if not present[expert]], protect)
 
     def observe_step(self, step_ms: float) -> None:
         pass

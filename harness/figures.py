@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness import published
+from harness import probe_figures, published, rival_figures
 from harness.drawing import COLOURS, MODES, NARROW, PAPER, WIDE, Bars, footer, grouped_bars, panels, save
 from harness.frames import (
     DATASETS,
     HARDWARE,
     SYSTEMS,
+    Frames,
     budget_title,
     caveats,
     in_order,
-    probe_line,
     provenance,
     read,
     sampling_title,
@@ -29,9 +29,7 @@ from harness.frames import (
     with_macro,
 )
 from harness.jobs import run_job
-from harness.rival_figures import decomposition, prompt_length, rivals
 
-Frames = dict[str, pd.DataFrame]
 SPREAD = "Whiskers: least to greatest input"
 
 
@@ -122,52 +120,14 @@ def acceptance(frames: Frames) -> Figure:
     forced = frames["probe"].query("quantity == 'acceptance' and mode == 'teacher-forced'")["value"].mean() * 100
     panel.axhline(forced, color=MODES["teacher-forced"], lw=1, label=f"teacher-forced, held-out text ({forced:.1f})")
     panel.axhline(published.ACCEPTANCE_MEAN * 100, color=PAPER, lw=1, ls="--", label="paper: mean of its models (96.6)")
-    panel.axhline(published.ACCEPTANCE_DEEPSEEK * 100, color=PAPER, lw=1, ls=":", label="paper: DeepSeek, up to (99)")
+    most = published.ACCEPTANCE[published.DEEPSEEK] * 100
+    panel.axhline(most, color=PAPER, lw=1, ls=":", label=f"paper: DeepSeek, up to ({most:.0f})")
     panel.set_xticks(range(len(datasets)), [titled(DATASETS, name) for name in datasets])
     panel.set_ylabel("draft tokens accepted (%)")
     panel.set_xlim(-0.5, len(datasets) - 0.5)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     k = ", ".join(str(k) for k in sorted(frame["k"].unique()))
     footer(figure, "\n".join([f"{provenance(frame)}; K = {k}; axis does not start at 0. {SPREAD}.", *caveats(frame)]))
-    return figure
-
-
-def fidelity(frames: Frames) -> Figure:
-    frame = frames["probe"].query("quantity == 'fidelity'")
-    figure, ((panel,),) = panels(1, 1, NARROW, 2.2)
-    for mode, colour in MODES.items():
-        layers = frame[frame["mode"] == mode].groupby("layer")["value"].mean() * 100
-        if len(layers):
-            panel.plot(layers.index, layers, color=colour, marker="o", ms=2.5, label=f"{mode} ({layers.mean():.1f})")
-    share = published.FIDELITY_DEEPSEEK_GPTQ * 100
-    panel.axhline(share, color=PAPER, lw=1, ls="--", label=f"paper, real checkpoint ({share:.1f})")
-    panel.set_xlabel("MoE layer")
-    panel.set_ylabel("experts chosen alike (%)")
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    what = "Share of the target's top-k experts that the draft chooses too, same position and prefix"
-    footer(figure, f"{what}; in brackets: mean over layers; axis does not start at 0. {probe_line(frame)}.")
-    return figure
-
-
-def union(frames: Frames) -> Figure:
-    frame = frames["probe"].query("quantity == 'union'")
-    figure, ((panel,),) = panels(1, 1, NARROW, 2.3)
-    for mode, colour in MODES.items():
-        by_k = frame[frame["mode"] == mode].groupby("k")["value"].mean()
-        if len(by_k):
-            panel.plot(by_k.index, by_k, color=colour, label=mode)
-    panel.plot(list(published.UNION_DEEPSEEK), list(published.UNION_DEEPSEEK.values()), "*", color=PAPER, ms=9,
-               ls="none", label="paper, real checkpoint")  # fmt: skip
-    panel.set_xscale("log", base=2)
-    panel.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
-    panel.set_ylim(bottom=0)
-    panel.set_xlabel("K: consecutive tokens")
-    panel.set_ylabel("distinct experts per layer")
-    panel.legend(loc="upper left")
-    footer(
-        figure,
-        f"Experts that the target needs for K consecutive tokens, mean over windows and layers. {probe_line(frame)}.",
-    )
     return figure
 
 
@@ -197,7 +157,7 @@ def k_sweep(frames: Frames) -> Figure:
                 panel.plot(other.index, other, "o-", ms=3, color=COLOURS[system], label=SYSTEMS[system])
             rival = part[part["system"] == "lru"]["tpot_ms"].mean()
             panel.axhline(rival, color=COLOURS["lru"], label="LRU, equal bytes")
-            panel.axvline(published.K_DEEPSEEK, color="#bbbbbb", lw=0.8, label="K of the paper")
+            panel.axvline(published.DEPTH[published.DEEPSEEK], color="#bbbbbb", lw=0.8, label="K of the paper")
             panel.set_xscale("log", base=2)
             panel.set_xticks(by_k.index, [str(k) for k in by_k.index])
             panel.minorticks_off()
@@ -270,19 +230,7 @@ def hardware(frames: Frames) -> Figure:
 
 DRAW: dict[str, Callable[[Frames], Figure]] = {
     draw.__name__: draw
-    for draw in (
-        tpot,
-        speedup,
-        acceptance,
-        fidelity,
-        union,
-        k_sweep,
-        budget_sweep,
-        hardware,
-        rivals,
-        prompt_length,
-        decomposition,
-    )
+    for draw in (tpot, speedup, acceptance, k_sweep, budget_sweep, hardware, *probe_figures.DRAW, *rival_figures.DRAW)
 }
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+Frames = dict[str, pd.DataFrame]  # by experiment, "probe" or "fidelity"
 SYSTEMS = {
     "specter": "Specter",
-    "specter_deadline": "Specter, deadline",
+    "specter_deadline": "Specter, deadline + retain",
     "specter_no_prefetch": "Specter, no prefetch",
     "specmoeoff": "SpecMoEOff",
     "specmoeoff_tuned": "SpecMoEOff, tuned",
@@ -43,6 +45,14 @@ PART_TITLES = {
     "hidden": "hidden transfers",
     "launches": "fewer launches",
 }
+METHODS = {
+    "gptq": "GPTQ, INT4",
+    "awq": "AWQ, INT4",
+    "rtn": "round to nearest, INT4",
+    "q8_0": "GGUF Q8_0",
+    "q4_k": "GGUF Q4_K",
+    "q2_k": "GGUF Q2_K",
+}
 CHECKPOINTS = {"standin": "narrow stand-in of", "hub": "hub checkpoint of"}
 POLICIES = {"same_bytes": "equal bytes", "same_experts": "equal experts", "published": "as published"}
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the last, the normal distribution's.
@@ -52,8 +62,8 @@ LOOPING = 0.9  # distinct 4-grams below this: the text repeats itself, which fla
 MACRO = "mean"
 
 
-def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
-    """Tidy tables by experiment (or `probe`), which is their file's name."""
+def read(paths: Sequence[Path]) -> Frames:
+    """Tidy tables by experiment (or `probe`, `fidelity`), which is their file's name."""
     return {path.stem: pd.read_parquet(path) for path in paths}
 
 
@@ -151,6 +161,19 @@ def probe_line(frame: pd.DataFrame) -> str:
     )
 
 
+def fidelity_line(frame: pd.DataFrame) -> str:
+    """Provenance of the fidelity study."""
+    of_requests = frame[frame["quantity"] == "set_match"]
+    counts = frame.groupby("model")[["num_requests", "num_pairs"]].first().sum()
+    modes = " and ".join(sorted(of_requests["mode"].unique()))
+    num_datasets = of_requests["dataset"].nunique()
+    return (
+        f"{checkpoint_line(frame)}; {counts['num_requests']} requests, {counts['num_pairs']} request–layer pairs (the "
+        f"paper: 1,000 requests); texts: {modes}, {num_datasets} data set{'s' * (num_datasets > 1)}; teacher-forced in "
+        f"windows of {frame['window'].max()}, fp32; no clock involved"
+    )
+
+
 def caveats(frame: pd.DataFrame) -> list[str]:
     """What a reader must know beside the numbers: looping text, and a model that would fit without offloading."""
     notes = []
@@ -173,3 +196,28 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     for sampling, share in grams[grams < LOOPING].items():
         notes.append(f"The {sampling} text repeats itself (distinct 4-grams {share:.2f}), which flatters hit rates.")
     return notes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers with the words around them. `keys` are the leading columns that name a row."""
+
+    title: str
+    frame: pd.DataFrame
+    keys: int
+    notes: list[str]
+    stated: dict[str, str]  # the protocol, as columns of the CSV
+
+
+def stated(frame: pd.DataFrame) -> dict[str, str]:
+    """The protocol of a table of runs or of probes."""
+    if "num_pairs" in frame:
+        return {"protocol": fidelity_line(frame)}
+    if "clock" not in frame:
+        return {"protocol": probe_line(frame)}
+    return {
+        "clock": " / ".join(sorted(frame["clock"].unique())),
+        "hardware": " / ".join(sorted(frame["hardware"].unique())),
+        "checkpoint": checkpoint_line(frame),
+        "temperature": " / ".join(f"{value:g}" for value in sorted(frame["temperature"].unique())),
+    }

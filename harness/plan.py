@@ -54,7 +54,9 @@ FIGURES = {
     "speedup": ("main",),
     "acceptance": ("main", "probe"),
     "fidelity": ("probe",),
+    "methods": ("fidelity",),
     "union": ("probe",),
+    "runs": ("probe",),
     "k_sweep": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
@@ -66,20 +68,23 @@ TABLES = {
     "main": ("main",),
     "systems": ("main",),
     "fidelity": ("probe",),
+    "methods": ("fidelity",),
     "union": ("probe",),
+    "runs": ("probe",),
     "k_sweep": ("k_sweep",),
+    "depth": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
     "rivals": ("rivals",),
     "memory": ("rivals",),
-    "depth": ("k_sweep", "probe"),
+    "best_depth": ("k_sweep", "probe"),
     "prompt_length": ("prompt_length",),
     "decomposition": ("rivals", "decomposition"),
     "published_ratio": ("rivals", "decomposition"),
     "transformers_offload": ("transformers_offload",),
 }
 # Tidy tables that come from jobs of their own, and the experiment whose recordings they need.
-DERIVED = {"probe": "main", "decomposition": "rivals", "transformers_offload": "main"}
+DERIVED = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
 Values = dict[str, Any]
 Schema = TypeVar("Schema")
 
@@ -124,6 +129,22 @@ class Experiment:
     kv_capacity: int = 256
 
 
+@dataclass
+class Probe:
+    """What the fidelity study runs (conf/probe, named like the scale)."""
+
+    name: str
+    methods: list[str]
+    texts: str  # "recorded" or "datasets"
+    samplings: list[str]
+    datasets: list[str]
+    num_requests: int
+    num_tokens: int
+    prompt_tokens: int
+    window: int
+    device: str
+
+
 def _option(group: str, name: str) -> Values:
     """One file of a configuration group. Raises SpecterError naming the known ones."""
     path = CONF / group / f"{name}.yaml"
@@ -153,6 +174,11 @@ def load_scale(name: str) -> Scale:
 @functools.cache
 def load_experiment(name: str) -> Experiment:
     return _load(Experiment, "experiment", name)
+
+
+@functools.cache
+def load_probe(name: str) -> Probe:
+    return _load(Probe, "probe", name)
 
 
 @functools.cache
@@ -414,6 +440,6 @@ def decomposition_plan(scale: str, model: str, dataset: str) -> DecompositionPla
     )
 
 
-def digest(plan: Matrix | LivePlan | ProbePlan | DecompositionPlan | Scale) -> str:
+def digest(plan: Matrix | LivePlan | ProbePlan | Probe | DecompositionPlan | Scale) -> str:
     """A short name of everything that a job is told; the rule's `params`, so that a change re-runs the job."""
     return hashlib.sha256(yaml.safe_dump(dataclasses.asdict(plan), sort_keys=False).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Measures a draft: routing fidelity per layer, acceptance, expert union and repetition, as one long table.
+"""Measures a draft: fidelity per layer, acceptance, accepted runs, expert union and repetition, as one long table.
 
 Greedy and seeded rows come from the recordings, at the K recorded most often; teacher-forced ones from held-out text.
 """
@@ -22,7 +22,15 @@ from harness.recordings import Entry, read_manifest
 from specter.config import SHARED, RunConfig, from_values
 from specter.live import LiveModel
 from specter.metrics import distinct_4grams
-from specter.probes.routing import acceptance, decoded_routing, generated_matches, match, union_sizes
+from specter.probes.routing import (
+    acceptance,
+    accepted_runs,
+    decoded_routing,
+    generated_matches,
+    match,
+    runs_of,
+    union_sizes,
+)
 from specter.probes.teacher import force
 from specter.prompts import load_tokenizer, shipped_texts
 from specter.recording import Recording
@@ -44,6 +52,12 @@ def union_rows(routing: NDArray[np.int16], num_experts: int) -> Iterator[Row]:
         yield {"quantity": "union", "k": k, "value": value, "num": len(routing)}
 
 
+def run_rows(lengths: list[int]) -> Iterator[Row]:
+    """How often each length of an accepted run was met; `k` is the length."""
+    for length, count in sorted(Counter(lengths).items()):
+        yield {"quantity": "run", "k": length, "value": float(count), "num": len(lengths)}
+
+
 def scalar(quantity: str, value: float, num: int) -> Row:
     return {"quantity": quantity, "value": value, "num": num}
 
@@ -58,6 +72,7 @@ def generated_rows(entries: Mapping[Live, Entry], sampling: str, num_experts: in
     yield from fidelity_rows(generated_matches(drafted))
     accepted, examined = acceptance(drafted)
     yield scalar("acceptance", accepted / examined, examined)
+    yield from run_rows(accepted_runs(drafted))
     for recording in plain:
         yield from union_rows(decoded_routing(recording), num_experts)
         yield scalar("distinct_4grams", distinct_4grams(recording.tokens), len(recording.tokens))
@@ -68,6 +83,7 @@ def forced_rows(model: LiveModel, tokens: list[int]) -> Iterator[Row]:
     forced = force(model, tokens, FORCED_WINDOW)
     yield from fidelity_rows(match(forced.draft_routing, forced.target_routing))
     yield scalar("acceptance", float(forced.agrees.mean()), len(forced.agrees))
+    yield from run_rows(runs_of(forced.agrees))
     yield from union_rows(forced.target_routing, model.decoder.num_experts)
     yield scalar("distinct_4grams", distinct_4grams(tokens), len(tokens))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.drawing import COLOURS, PARTS, WIDE, Bars, footer, grouped_bars, panels
@@ -11,6 +10,7 @@ from harness.frames import (
     PART_TITLES,
     POLICIES,
     SYSTEMS,
+    Frames,
     budget_title,
     caveats,
     in_order,
@@ -19,8 +19,6 @@ from harness.frames import (
     tiers,
     titled,
 )
-
-Frames = dict[str, pd.DataFrame]
 
 
 def rivals(frames: Frames) -> Figure:
@@ -95,3 +93,6 @@ def decomposition(frames: Frames) -> Figure:
     what = "What each rival's TPOT loses on the way to ours, one thing switched at a time; below zero: what that costs"
     footer(figure, "\n".join([f"{what}. {provenance(runs)}, of which one input each.", *caveats(runs)]))
     return figure
+
+
+DRAW = (rivals, prompt_length, decomposition)

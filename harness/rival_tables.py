@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 
 from baselines.specmoeoff import choose_k
@@ -12,20 +14,21 @@ from harness.frames import (
     PART_TITLES,
     POLICIES,
     SYSTEMS,
+    Frames,
+    Table,
     caveats,
     checkpoint_line,
     in_order,
     provenance,
     spread_budgets,
+    stated,
     tiers,
     titled,
 )
 from harness.plan import compose
-from harness.table import Table, stated
 from specter.build import build_costs
 from specter.memory import PARTS
 
-Frames = dict[str, pd.DataFrame]
 MISFIT = "does not fit"
 
 
@@ -119,7 +122,7 @@ def memory(frames: Frames) -> Table:
     return Table("Device memory by part", pd.DataFrame(rows), 5, notes, stated(frame))
 
 
-def depth(frames: Frames) -> Table:
+def best_depth(frames: Frames) -> Table:
     """Every speculative system at its best K, and SpecMoEOff's own choice of it."""
     frame, probe = frames["k_sweep"], frames["probe"]
     mine = frame[frame["speculative"] & frame["fits_budget"]]
@@ -137,7 +140,7 @@ def depth(frames: Frames) -> Table:
                     "K tried": ", ".join(str(k) for k in by_k.index),
                     "best K": str(by_k.idxmin()),
                     "TPOT (ms)": by_k.min(),
-                    "TPOT at the paper's K (ms)": by_k.get(published.K_DEEPSEEK, float("nan")),
+                    "TPOT at the paper's K (ms)": by_k.get(published.DEPTH[published.DEEPSEEK], float("nan")),
                 }
                 if system == "specmoeoff_tuned":
                     cell = mine.query("budget == @budget and sampling == @sampling and system == @system")
@@ -272,3 +275,14 @@ def transformers_offload(frames: Frames) -> Table:
         notes,
         {"clock": "host", "checkpoint": checkpoint_line(frame)},
     )
+
+
+BUILD: dict[str, Callable[[Frames], Table]] = {
+    "rivals": rivals,
+    "memory": memory,
+    "best_depth": best_depth,
+    "prompt_length": prompt_length,
+    "decomposition": decomposition,
+    "published_ratio": published_ratio,
+    "transformers_offload": transformers_offload,
+}

@@ -1,4 +1,7 @@
-"""Tables from tidy tables: `python -m harness.tables main --out main.tex main.md main.csv --tidy main.parquet`."""
+"""Tables from tidy tables: `python -m harness.tables main --out main.tex main.md main.csv --tidy main.parquet`.
+
+LaTeX and Markdown are rounded for reading, with the protocol below; CSV keeps six digits, with the protocol in columns.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,25 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import published
+from harness import probe_tables, rival_tables
 from harness.frames import (
     DATASETS,
     HARDWARE,
     SYSTEMS,
+    Frames,
+    Table,
     caveats,
     half_width,
     in_order,
-    probe_line,
     provenance,
     read,
     spread_budgets,
+    stated,
     tiers,
     titled,
     with_macro,
 )
 from harness.jobs import run_job, write_whole
-from harness.rival_tables import (
-    decomposition,
-    depth,
-    memory,
-    prompt_length,
-    published_ratio,
-    rivals,
-    transformers_offload,
-)
-from harness.table import FORMATS, Table, stated
-
-Frames = dict[str, pd.DataFrame]
 
 
 def _cells(frame: pd.DataFrame) -> list[tuple[str, str]]:
@@ -117,55 +110,6 @@ def systems(frames: Frames) -> Table:
     return Table("Systems, in detail", pd.DataFrame(rows), 3, notes, stated(frame))
 
 
-def fidelity(frames: Frames) -> Table:
-    probe = frames["probe"]
-    rows = []
-    for mode in ("greedy", "seeded", "teacher-forced"):
-        mine = probe[probe["mode"] == mode]
-        layers = mine[mine["quantity"] == "fidelity"].groupby("layer")["value"].mean() * 100
-        grams = mine[mine["quantity"] == "distinct_4grams"]["value"].mean()
-        accepted = mine[mine["quantity"] == "acceptance"]["value"].mean() * 100
-        rows.append(
-            {
-                "text": mode,
-                "expert match, mean (%)": layers.mean(),
-                "worst layer (%)": layers.min(),
-                "best layer (%)": layers.max(),
-                "acceptance (%)": accepted,
-                "distinct 4-grams": grams,
-            }
-        )
-    paper = {
-        "text": "paper, real checkpoint",
-        "expert match, mean (%)": published.FIDELITY_DEEPSEEK_GPTQ * 100,
-        "acceptance (%)": published.ACCEPTANCE_DEEPSEEK * 100,
-    }
-    what = (
-        "Expert match: share of the target's top-k experts that the draft chooses too, same position and prefix. "
-        "A stand-in's fidelity says nothing about the real checkpoint; the paper's row is there for orientation."
-    )
-    return Table(
-        "Routing fidelity of the draft",
-        pd.DataFrame([*rows, paper]),
-        1,
-        [f"{what} {probe_line(probe)}."],
-        stated(probe),
-    )
-
-
-def union(frames: Frames) -> Table:
-    probe = frames["probe"].query("quantity == 'union'")
-    by_k = probe.groupby(["k", "mode"])["value"].mean().unstack()
-    by_k = by_k[[mode for mode in ("greedy", "seeded", "teacher-forced") if mode in by_k]]
-    by_k["paper, real checkpoint"] = pd.Series(published.UNION_DEEPSEEK)
-    frame = by_k.loc[by_k.index.intersection([1, 2, 4, 8, 16, 32])].reset_index().rename(columns={"k": "K"})
-    frame["K"] = frame["K"].astype(str)
-    what = (
-        "Distinct experts per MoE layer that the target needs for K consecutive tokens, mean over windows and layers."
-    )
-    return Table("Expert union", frame, 1, [f"{what} {probe_line(probe)}."], stated(probe))
-
-
 def k_sweep(frames: Frames) -> Table:
     frame = frames["k_sweep"]
     mine = frame[frame["speculative"] & frame["fits_budget"]]
@@ -233,19 +177,55 @@ def hardware(frames: Frames) -> Table:
 BUILD: dict[str, Callable[[Frames], Table]] = {
     "main": main_table,
     "systems": systems,
-    "fidelity": fidelity,
-    "union": union,
+    **probe_tables.BUILD,
     "k_sweep": k_sweep,
     "budget_sweep": budget_sweep,
     "hardware": hardware,
-    "rivals": rivals,
-    "memory": memory,
-    "depth": depth,
-    "prompt_length": prompt_length,
-    "decomposition": decomposition,
-    "published_ratio": published_ratio,
-    "transformers_offload": transformers_offload,
+    **rival_tables.BUILD,
 }
+
+
+def shown(value: object) -> str:
+    """A number as people read it: about three digits."""
+    if not isinstance(value, float):
+        return str(value)
+    if value != value:
+        return "–"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.2f}"
+
+
+def to_markdown(table: Table) -> str:
+    text = table.frame.map(shown)
+    body = text.to_markdown(
+        index=False, colalign=["left"] * table.keys + ["right"] * (text.shape[1] - table.keys), disable_numparse=True
+    )
+    return "\n".join([f"### {table.title}", "", body, "", *[f"{note}  " for note in table.notes], ""])
+
+
+def to_latex(table: Table) -> str:
+    text = table.frame.map(shown)
+    style = text.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+    body = style.to_latex(hrules=True, column_format="l" * table.keys + "r" * (text.shape[1] - table.keys))
+    notes = " ".join(table.notes)
+    for plain, escaped in (("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#")):
+        notes = notes.replace(plain, escaped)
+    lines = [
+        r"\begin{table}",
+        r"\centering\scriptsize",
+        rf"\caption{{{table.title}. {notes}}}",
+        body.rstrip(),
+        r"\end{table}",
+        "",
+    ]
+    return "\n".join(lines).replace("×", r"$\times$").replace("−", "--").replace("–", "--")
+
+
+def to_csv(table: Table) -> str:
+    text: str = table.frame.assign(**table.stated).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return text
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {".tex": to_latex, ".md": to_markdown, ".csv": to_csv}
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
 # What the rules share: which files a stage's code is, and what a scale delivers.
+DEVICE_FIGURES = ("rounds", "ablation", "trace")
 EXPERIMENTS = [path.stem for path in sorted((plan.CONF / "experiment").glob("*.yaml"))]
 
 
@@ -36,6 +37,12 @@ def quantized(wildcards):
     return model_config(wildcards).quantized
 
 
+def studied(wildcards):
+    """The drafts that the fidelity study reads; it makes the others itself."""
+    methods = plan.load_probe(wildcards.scale).methods
+    return [f"results/quantized/{wildcards.model}/{method}" for method in methods if method in ("gptq", "awq")]
+
+
 def prompts(wildcards):
     """The prompts that ship with the artifact; a hub data set has no file here."""
     dataset = plan.compose([f"dataset={wildcards.dataset}"]).dataset
@@ -64,8 +71,18 @@ def shown(catalogue, scale):
     return [name for name, experiments in catalogue.items() if available.issuperset(experiments)]
 
 
+def measured():
+    """Figures and tables of the machines whose rounds were measured and committed."""
+    machines = [path.parent.name for path in sorted(Path("data/reference").glob("*/rounds.json"))]
+    return [
+        *[f"figures/device/{m}_{name}.{kind}" for m in machines for name in DEVICE_FIGURES for kind in ("pdf", "png")],
+        *[f"paper_tables/device/{m}_choices.{kind}" for m in machines for kind in ("tex", "md", "csv")],
+    ]
+
+
 def deliverables(scale):
     return [
+        *measured(),
         *[f"figures/{scale}/{name}.{kind}" for name in shown(plan.FIGURES, scale) for kind in ("pdf", "png")],
         *[f"paper_tables/{scale}/{name}.{kind}" for name in shown(plan.TABLES, scale) for kind in ("tex", "md", "csv")],
         *[f"results/{scale}/live_check/{model}.json" for model in plan.load_scale(scale).models],

@@ -7,6 +7,7 @@ rule preflight:
         code("harness/preflight.py"),
     output:
         "results/{scale}/preflight.json",
+    priority: 100  # `quantize` knows of no scale, and would otherwise run before it
     params:
         plan=lambda wildcards: plan.digest(plan.load_scale(wildcards.scale)),
     log:
@@ -19,7 +20,8 @@ rule preflight:
 
 
 rule quantize:
-    # INT4 experts by GPTQ, as an AutoGPTQ directory. One for all scales.
+    # INT4 experts as an AutoGPTQ directory, one for all scales: by GPTQ, the draft; by AWQ for the fidelity study, which
+    # a quarter of the calibration text serves as well. A killed job goes on behind its last layer.
     input:
         checkpoint,
         "data/standins/calibration.safetensors",
@@ -28,6 +30,9 @@ rule quantize:
         directory("results/quantized/{model}/{method}"),
     params:
         checkpoint=lambda wildcards: model_config(wildcards).checkpoint,
+        tokenizer=lambda wildcards: model_config(wildcards).tokenizer,
+        sequences=lambda wildcards: 64 if wildcards.method == "awq" else 0,
+        device=lambda wildcards: "cuda" if model_config(wildcards).checkpoint_kind == "hub" else "cpu",
     log:
         "results/quantized/logs/{model}-{method}.log",
     conda:
@@ -35,7 +40,7 @@ rule quantize:
     threads: 1
     shell:
         "python -m specter.quantize checkpoint={params.checkpoint:q} out={output} method={wildcards.method} "
-        "group=128 threads={threads} > {log}"
+        "tokenizer={params.tokenizer:q} group=128 sequences={params.sequences} device={params.device} threads={threads} > {log}"
 
 
 rule probe:
@@ -59,3 +64,33 @@ rule probe:
     shell:
         "python -m harness.probe {input.manifests} --scale {wildcards.scale} --model {wildcards.model} "
         "--out {output} > {log}"
+
+
+rule fidelity:
+    # How far each method and precision routes like the original, teacher-forced on recorded texts or on data sets.
+    input:
+        checkpoint,
+        studied,
+        code(
+            "specter/model/*.py",
+            "specter/quantize/*.py",
+            "specter/probes/fidelity.py",
+            "harness/fidelity.py",
+        ),
+        tokenizer,
+        manifests=lambda wildcards: (
+            manifests(wildcards, "main") if plan.load_probe(wildcards.scale).texts == "recorded" else []
+        ),
+    output:
+        "results/{scale}/fidelity/{model}.parquet",
+    params:
+        plan=lambda wildcards: plan.digest(plan.load_probe(wildcards.scale)),
+        manifests=lambda wildcards, input: ",".join(input.manifests),
+    log:
+        "results/{scale}/logs/fidelity-{model}.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.fidelity model={wildcards.model} probe={wildcards.scale} out={output} "
+        "manifests=[{params.manifests}] threads={threads} > {log}"

@@ -3,7 +3,14 @@
 
 rule figure:
     input:
-        code("harness/*figures.py", "harness/drawing.py", "harness/frames.py", "harness/published.py", "harness/*.mplstyle"),
+        code(
+            "harness/*figures.py",
+            "harness/*tables.py",
+            "harness/drawing.py",
+            "harness/frames.py",
+            "harness/published.py",
+            "harness/*.mplstyle",
+        ),
         tidy=lambda wildcards: tidied(wildcards.scale, plan.FIGURES[wildcards.figure]),
     output:
         pdf="figures/{scale}/{figure}.pdf",
@@ -26,7 +33,7 @@ rule figure:
 
 rule table:
     input:
-        code("harness/*table*.py", "harness/frames.py", "baselines/specmoeoff.py", "harness/published.py"),
+        code("harness/*tables.py", "harness/frames.py", "baselines/specmoeoff.py", "harness/published.py"),
         tidy=lambda wildcards: tidied(wildcards.scale, plan.TABLES[wildcards.table]),
     output:
         tex="paper_tables/{scale}/{table}.tex",

@@ -125,14 +125,16 @@ use rule tidy as tidy_probe with:
     input:
         code("harness/tidy.py"),
         replays=lambda wildcards: [
-            f"results/{wildcards.scale}/probe/{model}.parquet" for model in plan.load_scale(wildcards.scale).models
+            f"results/{wildcards.scale}/{wildcards.probe}/{model}.parquet"
+            for model in plan.load_scale(wildcards.scale).models
         ],
     output:
-        "results/{scale}/tidy/probe.parquet",
+        "results/{scale}/tidy/{probe}.parquet",
     log:
-        "results/{scale}/logs/tidy-probe.log",
+        "results/{scale}/logs/tidy-{probe}.log",
     wildcard_constraints:
         scale="|".join(SCALES),
+        probe="probe|fidelity",
 
 
 use rule tidy as tidy_decomposition with:

@@ -21,13 +21,11 @@ from specter.experts.transfer import Mover, Transfer, move_nothing
 from specter.memory import num_slots
 from specter.model.base import Model
 from specter.model.decoder import Decoder
-from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec, read_spec
+from specter.model.spec import FULL_SIZE, ExpertId, read_spec
 from specter.speculation.accept import Sampler
 from specter.timeline.base import Timeline
 from specter.timeline.costs import INT4_BITS, CostModel
 from specter.timeline.virtual import VirtualTimeline
-
-FULL_SIZE: dict[str, ModelSpec] = {"deepseek_v2_lite": DEEPSEEK_V2_LITE}
 
 # From slots per MoE layer, experts per layer, and staging slots.
 EVICTIONS: dict[str, Callable[[Sequence[int], int, int], Eviction]] = {
@@ -64,13 +62,22 @@ def build_model(config: RunConfig, decoder: Decoder) -> Model:
     return decoder if config.system.draft == SHARED else TwoModels(decoder, decoder.twin())
 
 
-def build_engine(config: RunConfig, model: Model, sampler: Sampler, mover: Mover = move_nothing) -> Engine:
-    """An engine with an empty cache (`resident`: a full one) on a fresh virtual timeline.
+def build_engine(
+    config: RunConfig,
+    model: Model,
+    sampler: Sampler,
+    mover: Mover = move_nothing,
+    timeline: Timeline | None = None,
+    costs: CostModel | None = None,
+) -> Engine:
+    """An engine with an empty cache (`resident`: a full one).
 
     Args:
         mover: copies payloads into the model's slots; a replay needs none.
+        timeline: a fresh virtual one of `config.hardware` by default.
+        costs: of the model that `config` charges for by default.
     """
-    costs = build_costs(config)
+    costs = costs or build_costs(config)
     spec = costs.spec
     if (model.num_layers, model.num_dense_layers, model.num_experts, model.top_k) != (
         spec.num_layers,
@@ -84,7 +91,8 @@ def build_engine(config: RunConfig, model: Model, sampler: Sampler, mover: Mover
         )
     slots = num_slots(config, costs)
     quotas = layer_quotas(slots, spec.num_moe_layers)
-    timeline: Timeline = VirtualTimeline(config.hardware, config.trace)
+    if timeline is None:
+        timeline = VirtualTimeline(config.hardware, config.trace)
     transfer = Transfer(timeline, costs.payload_bytes, mover)
     if config.system.transfer == "swap":
         stream = OneStream(timeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -83,6 +84,7 @@ class RunConfig:
     dataset: DatasetConfig
     sampling: SamplingConfig
     hardware: Hardware
+    clock: str = "virtual"  # or "device": on this machine's GPU, measured; `hardware` then caps its memory
     k: int = 16
     max_new_tokens: int = 128
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
@@ -112,6 +114,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "system.draft": (SHARED, OWN, OWN_INT4),
     "budget.policy": ("same_bytes", "same_experts", "published"),
     "dataset.source": ("shipped", "hub"),
+    "clock": ("virtual", "device"),
     "sampling.kind": ("greedy", "seeded", "rejection"),
 }
 
@@ -119,8 +122,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def validate(config: RunConfig) -> RunConfig:
     """Checks what a type cannot say. Raises SpecterError naming the key and the remedy; returns the config."""
     for path, choices in _CHOICES.items():
-        group, key = path.split(".")
-        value = getattr(getattr(config, group), key)
+        value = functools.reduce(getattr, path.split("."), config)
         if value not in choices:
             raise SpecterError(f"{path}={value!r} is unknown", f"use one of: {', '.join(choices)}")
     max_k = MAX_VERIFY_TILES * config.tile_rows - 1
@@ -133,6 +135,11 @@ def validate(config: RunConfig) -> RunConfig:
     if config.system.planner != "none" and not config.system.speculative:
         raise SpecterError(
             f"system.planner={config.system.planner} needs a draft to look ahead", "set system.speculative=true"
+        )
+    if (config.system.eviction == "retain") != (config.system.num_staging > 0):
+        raise SpecterError(
+            f"system.num_staging={config.system.num_staging} with system.eviction={config.system.eviction}",
+            "give eviction retain at least one staging slot, and any other none",
         )
     num_cores = os.cpu_count() or 1
     if config.threads > num_cores:

@@ -175,10 +175,10 @@ class Engine:
             self._wait(done)  # the steps' routing reaches the host
             for step, _ in steps[num_read:num_drafted]:
                 self.lookahead.add(step.routing)
-            num_read = num_drafted
+            num_read, counts = num_drafted, self.lookahead.counts
             if num_drafted > 1:
                 planner.observe_step(timeline.elapsed_ns(steps[num_drafted - 2][1], done) / 1e6)
-            plan = planner.plan(num_drafted, self.lookahead.counts, self.cache.is_present)
+            plan = planner.plan(num_drafted, counts, self.cache.present(*counts.shape))
             if not planner.joins_before_verify:
                 self.cache.enqueue(plan, known=done)
             elif copies := self.cache.prefetch(plan, known=done):
@@ -188,7 +188,7 @@ class Engine:
 
     def target_pass(
         self, tokens: Sequence[int], position: int, num_outputs: int, after: Iterable[Event] = ()
-    ) -> list[Output]:
+    ) -> Sequence[Output]:
         """One pass of the target over `tokens`, layer by layer; prefill, plain decoding and verification alike."""
         timeline, costs = self.timeline, self.costs
         target = self.model.target_pass(tokens, position, num_outputs)
@@ -210,7 +210,9 @@ class Engine:
                 _, ran = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
                 self.cache.release(wave, ran)
             if self.foresight is not None and predicted is not None:  # behind what this layer itself was missing
-                self.cache.enqueue(self.foresight.plan(moe_layer + 1, predicted, self.cache.is_present), known=done)
+                num_experts, is_present = self.model.num_experts, self.cache.is_present
+                plan = self.foresight.plan(moe_layer + 1, predicted, num_experts, is_present)
+                self.cache.enqueue(plan, known=done)
             timeline.compute(costs.combine(tiles), partial(target.combine, layer))
         outputs, done = timeline.compute(costs.head(num_outputs), target.outputs)
         self._wait(done)

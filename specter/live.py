@@ -15,6 +15,7 @@ from specter.config import RunConfig, SystemConfig
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
+from specter.load_plan import LoadPlan
 from specter.memory import num_slots
 from specter.model.checkpoint import Checkpoint
 from specter.model.decoder import Decoder, DecoderWeights
@@ -67,14 +68,21 @@ class LiveModel:
         """
         checkpoint = Checkpoint.open(config.model.checkpoint)
         spec = checkpoint.spec
+        slot_bytes = num_slots(config, build_costs(config)) * spec.expert_params * DTYPE.itemsize
+        plan = LoadPlan.build(checkpoint, DTYPE, config.system.speculative, slot_bytes, config.kv_capacity)
+        if config.model.checkpoint_kind == "hub":
+            progress.console.print(plan.table())
+        plan.check()
         notes = {"checkpoint_digest": checkpoint.digest()}
         draft = None
         if config.system.speculative:
             notes["draft_origin"] = check_draft_origin(Path(config.model.quantized), checkpoint)
             draft = read_directory(Path(config.model.quantized), spec)
+            if draft.num_ignored:
+                notes["draft_ignores"] = f"{draft.num_ignored} quantised modules besides the routed experts"
         codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
         moe_layers = progress.track(range(spec.num_moe_layers), description="load experts")
-        store = ExpertStore(codec, (checkpoint.experts(layer) for layer in moe_layers))
+        store = ExpertStore.read(codec, checkpoint, moe_layers)
         weights = DecoderWeights.load(checkpoint, DTYPE)
         arena = SlotArena(spec.num_experts, codec)
         decoder = Decoder(spec, weights, arena, draft, config.tile_rows, config.kv_capacity)

@@ -28,7 +28,7 @@ def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
     """
     spec = costs.spec
     shared = spec.non_expert_params * costs.weight_bytes
-    kv = spec.num_layers * costs.kv_capacity * (spec.kv_lora + spec.rope_dim) * costs.weight_bytes
+    kv = spec.num_layers * costs.kv_capacity * spec.kv_width * costs.weight_bytes
     owns = system.speculative and system.draft != SHARED
     copy = math.ceil(spec.non_expert_params * costs.int4_bits / 8) if system.draft == OWN_INT4 else shared
     return {

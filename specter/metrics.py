@@ -47,6 +47,8 @@ def summarize(
     tpot_ms: (last commit - first commit) / (N - 1), prefill's token being the first commit (paper, protocol).
     tpot_after_first_round_ms: the same from the end of the first round, whose batch of tokens costs nothing in
     a definition that starts at its commit; None where one round was all.
+    link_busy_in_need_frac: link busy / time in which an expert known to be needed had not arrived; every copy serves
+    such a need, so the link is never busy outside of it.
     acceptance: accepted drafts / drafts examined (the accepted ones and the first rejected one of a round).
 
     Args:
@@ -80,6 +82,7 @@ def summarize(
         sum(getattr(record, name) for record in records) for name in ("num_hits", "num_late_hits", "num_misses")
     )
     prefetched = sum(record.num_prefetched for record in records)
+    link_busy_ms, need_ms = (sum(getattr(record, name) for record in records) for name in ("link_busy_ms", "need_ms"))
     num_bytes = sum(record.prefetch_bytes + record.fetch_bytes + record.writeback_bytes for record in records)
     ideal = floor_ideal(rounds, num_slots, costs, hardware)
     trace = floor_trace(rounds, num_slots, costs, hardware, residents)
@@ -103,7 +106,10 @@ def summarize(
         "frac_prefetched_used": sum(r.num_prefetched_used for r in records) / prefetched if prefetched else None,
         "link_bytes": num_bytes,
         "bytes_per_token": num_bytes / num_decoded,
-        "link_busy_frac": sum(record.link_busy_ms for record in records) / window_ms,
+        "link_busy_frac": link_busy_ms / window_ms,
+        "need_ms": need_ms,
+        "link_busy_in_need_frac": link_busy_ms / need_ms if need_ms else None,
+        "link_bytes_per_s": num_bytes / link_busy_ms * 1e3 if link_busy_ms else None,
         "compute_busy_frac": sum(record.compute_busy_ms for record in records) / window_ms,
         "stall_ms": sum(record.stall_ms for record in records),
         "floor_ideal_ms": ideal.tpot_ms,

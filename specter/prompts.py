@@ -72,6 +72,13 @@ def shipped_texts(path: Path) -> list[str]:
     return texts
 
 
+def first_texts(dataset: DatasetConfig, num: int) -> list[str]:
+    """The first `num` texts of a data set, or all it has. Raises SpecterError as `prompt_text` does."""
+    if dataset.source == "shipped":
+        return shipped_texts(Path(dataset.path))[:num]
+    return _hub_texts(dataset, 0, num)
+
+
 def _shipped(dataset: DatasetConfig, index: int) -> str:
     texts = shipped_texts(Path(dataset.path))
     if index >= len(texts):
@@ -82,6 +89,13 @@ def _shipped(dataset: DatasetConfig, index: int) -> str:
 
 
 def _hub(dataset: DatasetConfig, index: int) -> str:
+    texts = _hub_texts(dataset, index, 1)
+    if not texts:
+        raise SpecterError(f"{dataset.name} has no input {index}", "use a smaller input")
+    return texts[0]
+
+
+def _hub_texts(dataset: DatasetConfig, start: int, num: int) -> list[str]:
     if dataset.hub_id is None or dataset.split is None or dataset.column is None:
         raise SpecterError(f"{dataset.name} names no hub_id, split and column", "see conf/dataset/hub_gsm8k.yaml")
     from datasets import load_dataset  # slow to import, and needed at scale `paper` alone
@@ -90,9 +104,7 @@ def _hub(dataset: DatasetConfig, index: int) -> str:
         rows = load_dataset(dataset.hub_id, dataset.hub_config, split=dataset.split, streaming=True)
         texts = (str(row[dataset.column]) for row in rows)
         long_enough = (text for text in texts if len(text) >= MIN_HUB_CHARS)
-        return next(itertools.islice(long_enough, index, None))
-    except StopIteration:
-        raise SpecterError(f"{dataset.name} has no input {index}", "use a smaller input") from None
+        return list(itertools.islice(long_enough, start, start + num))
     except Exception as error:  # the library raises a dozen types: network, gate, missing split
         raise SpecterError(
             f"data set {dataset.hub_id} cannot be loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}",

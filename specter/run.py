@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 import torch
@@ -24,15 +25,21 @@ from specter.build import build_costs, check_paths
 from specter.config import RunConfig, from_values, to_dict, to_yaml
 from specter.engine import check_length
 from specter.errors import SpecterError
+from specter.hub import with_local_paths
 from specter.live import LiveModel
 from specter.memory import fit, num_slots
 from specter.metrics import Metrics
+from specter.model.rope import check_prompt
+from specter.model.spec import read_spec
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.records import RoundRecord
 from specter.session import OnCommit, RunResult
 from specter.timeline.trace import write_chrome_trace
 from specter.timeline.virtual import VirtualTimeline
+
+if TYPE_CHECKING:
+    from specter.gpu.live import DeviceLive
 
 
 def run_id(config: RunConfig) -> str:
@@ -148,9 +155,20 @@ def summary(config: RunConfig, result: RunResult) -> Table:
     return table
 
 
+def load(config: RunConfig, console: Console) -> LiveModel | DeviceLive:
+    """The model on the clock that `config` asks for."""
+    if config.clock == "device":
+        from specter.gpu.live import DeviceLive  # kernels take seconds to import, and a GPU to run
+
+        return DeviceLive.load(config, console)
+    with make_progress(console) as progress:
+        return LiveModel.load(config, progress)
+
+
 def run(config: RunConfig, console: Console) -> None:
     """Runs one configuration live, writes its directory, prints text and summary."""
     directory = adhoc_directory(config)
+    config = with_local_paths(config, console)
     check_paths(config)
     num_slots(config, build_costs(config))
     check_writable(directory)
@@ -167,8 +185,11 @@ def run(config: RunConfig, console: Console) -> None:
             f"warmup_tokens={config.warmup_tokens} after {len(warmup)} tokens exceed kv_capacity={config.kv_capacity}",
             f"use warmup_tokens <= {config.kv_capacity - len(warmup)}, or a larger kv_capacity",
         )
+    spec = read_spec(Path(config.model.checkpoint))
+    for tokens in (prompt, warmup):
+        check_prompt(spec, config.kv_capacity, len(tokens))
+    live = load(config, console)
     with make_progress(console) as progress:
-        live = LiveModel.load(config, progress)
         # Warm-up, the run itself, and plain decoding to compare with.
         num_tokens = config.warmup_tokens + config.max_new_tokens * (2 if config.sampling.kind != "rejection" else 1)
         task = progress.add_task("tokens", total=num_tokens)

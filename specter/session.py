@@ -14,6 +14,7 @@ from specter.model.spec import ExpertId
 from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
 from specter.speculation.accept import Sampler, TokenSampler
+from specter.timeline.base import Timeline
 from specter.timeline.trace import TraceOp
 
 OnCommit = Callable[[list[int]], None]
@@ -38,6 +39,7 @@ def run_input(
     warmup_prompt: Sequence[int],
     mover: Mover = move_nothing,
     on_commit: OnCommit = lambda tokens: None,
+    timeline: Timeline | None = None,
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.
 
@@ -45,11 +47,12 @@ def run_input(
 
     Args:
         on_commit: called with the tokens of every commit, the warm-up's included.
+        timeline: see `build_engine`.
     Raises:
         SpecterError: a prompt that is empty or too long for the KV cache.
     """
     recorder = RecordingModel(model)
-    engine = build_engine(config, recorder, sampler, mover)
+    engine = build_engine(config, recorder, sampler, mover, timeline)
     warmup = None
     if config.warmup_tokens:
         generation = engine.generate(warmup_prompt, config.warmup_tokens, on_commit)

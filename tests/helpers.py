@@ -15,8 +15,9 @@ from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.kernels import Product, product
 from specter.model.base import Model, Output, Routing
-from specter.model.checkpoint import Checkpoint, expected_shapes, write_checkpoint
+from specter.model.checkpoint import Checkpoint, write_checkpoint
 from specter.model.decoder import Decoder
+from specter.model.names import expected_shapes
 from specter.model.spec import ExpertId, ModelSpec, RopeSpec
 from specter.model.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
@@ -52,16 +53,74 @@ TINY = ModelSpec(
     max_positions=512,
     rope=RopeSpec(factor=4.0, mscale=0.707, mscale_all_dim=0.707, original_max_positions=128),
 )
+TINY_QWEN = ModelSpec(
+    name="tiny-qwen",
+    family="qwen2_moe",
+    vocab=97,
+    hidden=48,
+    num_layers=3,
+    num_dense_layers=0,
+    dense_inter=0,
+    expert_inter=16,
+    num_experts=8,
+    top_k=3,
+    shared_inter=40,
+    shared_gate=True,
+    num_heads=3,
+    num_kv_heads=3,
+    nope_dim=0,
+    rope_dim=16,
+    v_dim=16,
+    kv_lora=0,
+    qkv_bias=True,
+    max_positions=512,
+    rope=RopeSpec(theta=1000.0),
+)
+TINY_PHI = ModelSpec(
+    name="tiny-phi",
+    family="phimoe",
+    vocab=97,
+    hidden=48,
+    num_layers=3,
+    num_dense_layers=0,
+    dense_inter=0,
+    expert_inter=24,
+    num_experts=8,
+    top_k=2,
+    shared_inter=0,
+    num_heads=6,
+    num_kv_heads=2,
+    nope_dim=0,
+    rope_dim=8,
+    v_dim=8,
+    kv_lora=0,
+    qkv_bias=True,
+    o_bias=True,
+    head_bias=True,
+    layer_norm=True,
+    norm_eps=1e-5,
+    router_jitter=0.01,
+    max_positions=1024,
+    rope=RopeSpec(
+        theta=1000.0,
+        short_factors=(1.0, 1.05, 1.2, 1.5),
+        long_factors=(1.1, 1.5, 3.0, 8.0),
+        short_mscale=1.1,
+        long_mscale=1.25,
+        original_max_positions=256,
+    ),
+)
+FAMILIES = {"deepseek": TINY, "qwen": TINY_QWEN, "phi": TINY_PHI}
 
 
 def random_tensors(spec: ModelSpec, seed: int, fused: bool = False) -> dict[str, Tensor]:
-    """A random checkpoint with lively activations: matrices ~ N(0, 1 / fan_in), gains around 1."""
+    """A random checkpoint with lively activations: matrices ~ N(0, 1 / fan_in), gains around 1, biases around 0."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in expected_shapes(spec, fused).items():
         noise = torch.randn(shape, generator=generator)
         if len(shape) == 1:
-            tensors[name] = 1 + 0.1 * noise
+            tensors[name] = 0.3 * noise if name.endswith("bias") else 1 + 0.1 * noise
         else:
             tensors[name] = noise * (1.0 if "embed" in name else shape[-1] ** -0.5)
     return tensors
@@ -100,7 +159,7 @@ def open_live(
     checkpoint = Checkpoint.open(directory)
     spec = checkpoint.spec
     codec = RawCodec(torch.float32, spec.expert_inter, spec.hidden)
-    store = ExpertStore(codec, (checkpoint.experts(layer) for layer in range(spec.num_moe_layers)))
+    store = ExpertStore.read(codec, checkpoint, range(spec.num_moe_layers))
     num_all = spec.num_moe_layers * spec.num_experts
     arena = SlotArena(num_all if num_slots is None else num_slots, codec)
     weights = DecoderWeights.load(checkpoint)

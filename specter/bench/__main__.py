@@ -1,13 +1,15 @@
-"""`python -m specter.bench kernels key=value ...`: measures the GPU runtime on this machine."""
+"""`python -m specter.bench kernels|rounds|quantize key=value ...`: measures the runtime on this machine's GPU."""
 
 from __future__ import annotations
 
 import sys
 
 from specter.bench.kernels import main as kernels
+from specter.bench.quantize import main as quantize
+from specter.bench.rounds import main as rounds
 from specter.errors import SpecterError
 
-BENCHES = {"kernels": kernels}
+BENCHES = {"kernels": kernels, "rounds": rounds, "quantize": quantize}
 
 
 def main(arguments: list[str]) -> int:

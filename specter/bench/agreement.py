@@ -76,7 +76,7 @@ class NarrowModel:
     def __init__(self, checkpoint: Checkpoint, draft: Int4Experts, capacity: int, tile: int) -> None:
         spec = checkpoint.spec
         codec = RawCodec(torch.float32, spec.expert_inter, spec.hidden)
-        store = ExpertStore(codec, (checkpoint.experts(layer) for layer in range(spec.num_moe_layers)))
+        store = ExpertStore.read(codec, checkpoint, range(spec.num_moe_layers))
         self._arena = SlotArena(spec.num_moe_layers * spec.num_experts, codec)
         for layer in range(spec.num_moe_layers):
             for expert in range(spec.num_experts):

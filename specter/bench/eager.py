@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from specter.bench.measure import MIN_REPEATS, Sample
 from specter.model.spec import ModelSpec
+
+EXPERTS = ("grouped_mm", "eager")  # transformers' ways with routed experts
+WARMUP = 3  # repeats
 
 
 class Weights(Protocol):
@@ -46,18 +50,31 @@ def load_eager(weights: Weights, device: torch.device | str, dtype: torch.dtype)
 
 @torch.inference_mode()
 def decode_eager(
-    model: Any, prompt: Sequence[int], num_steps: int, repeats: int = MIN_REPEATS
+    model: Any, prompt: Sequence[int], num_steps: int, experts: str, repeats: int = MIN_REPEATS, warmup: int = WARMUP
 ) -> tuple[list[int], Sample]:
-    """Greedy tokens after `prompt`, and ms per token: each repeat is `num_steps` one-token passes in a row."""
+    """Greedy tokens after `prompt`, and ms per token: each repeat is `num_steps` one-token passes in a row.
+
+    A pass is some thousands of launches from Python, so that what is measured is the host. Its first passes pick
+    kernels and grow pools, and a full garbage collection walks every module: neither is let into a repeat.
+
+    Args:
+        experts: transformers' way with routed experts: "grouped_mm" (its default) or "eager" (a loop).
+    """
     device = model.device
+    model.set_experts_implementation(experts)
     out = model(torch.tensor([list(prompt)], device=device), use_cache=True, logits_to_keep=1)
     cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
     tokens, values = [int(token)], []
-    for repeat in range(repeats + 1):
-        start = time.perf_counter()
-        for _ in range(num_steps):
-            token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
-            tokens.append(int(token))
-        if repeat:  # the first one warms up
-            values.append((time.perf_counter() - start) / num_steps * 1e3)
+    gc.collect()
+    gc.disable()
+    try:
+        for repeat in range(warmup + repeats):
+            start = time.perf_counter()
+            for _ in range(num_steps):
+                token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+                tokens.append(int(token))
+            if repeat >= warmup:
+                values.append((time.perf_counter() - start) / num_steps * 1e3)
+    finally:
+        gc.enable()
     return tokens, Sample(tuple(values))

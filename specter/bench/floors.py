@@ -22,7 +22,7 @@ class StepBytes:
         """Everything but routed experts: all matrices except the embedding, and the latents of every layer."""
         spec = self.spec
         weights = spec.non_expert_params - spec.vocab * spec.hidden
-        latents = spec.num_layers * self.kv_len * (spec.kv_lora + spec.rope_dim)
+        latents = spec.num_layers * self.kv_len * spec.kv_width
         return BF16_BYTES * (weights + latents)
 
     def draft(self, int4_expert_bytes: float) -> float:

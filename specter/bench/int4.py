@@ -6,6 +6,7 @@ runs, and is captured as a CUDA graph, so that what is compared is the device an
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from specter.gpu.tuning import DRAFT, TARGET
 from specter.kernels import grouped_mlp, int4_moe
 from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
+from specter.kernels.routing import RowRouting
 from specter.model.routing import top_k
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
@@ -56,20 +58,19 @@ class Backends:
         self._pdl = device.type == "cuda"
         self.out = torch.zeros(spec.num_moe_layers, spec.hidden, device=device)
         self._step = torch.zeros(1, dtype=torch.int32, device=device)
-        self._picked = torch.zeros(spec.num_moe_layers, 1, spec.top_k, dtype=torch.int16, device=device)
-        self._chosen = torch.zeros(spec.top_k, dtype=torch.int32, device=device)
         self._one = torch.ones(1, device=device)
         self._gain = torch.ones(spec.hidden, dtype=dtype, device=device)
         scaled = torch.zeros(1, spec.hidden, dtype=dtype, device=device)
         squares = torch.zeros(1, -(-spec.hidden // DRAFT.down.block_n), device=device)
         self._streams = [Stream(out[None], scaled, squares) for out in self.out]
-        self._counts = torch.zeros(spec.num_experts, dtype=torch.int32, device=device)
         self._inner = {count: Octets.empty(count * spec.expert_inter, device) for count in (1, spec.top_k)}
         self._nothing = torch.zeros(0, dtype=dtype, device=device)
         self._no_weight = torch.zeros(spec.hidden, 0, dtype=dtype, device=device)
         self._octets = [Octets.of(x) for x in rows.x]
         self._host_chosen = rows.chosen.tolist()
-        self._host_weights = rows.weights.tolist()
+        self._lone_weights = [list(weights.split(1)) for weights in rows.weights]
+        self._row_routings = [self._given(c, w) for c, w in zip(rows.chosen, rows.weights, strict=True)]
+        self._lone = self._given(torch.zeros(1, dtype=torch.int64, device=device), self._one)
         self._routings = [self._route(layer) for layer in range(spec.num_moe_layers)]
         self._results = torch.zeros(spec.num_moe_layers, 1, spec.top_k, spec.hidden, device=device)
         self._rows_inner = torch.zeros(spec.top_k, spec.expert_inter, dtype=dtype, device=device)
@@ -85,32 +86,28 @@ class Backends:
         }
 
     def fused(self) -> None:
-        """As in the draft step: routing, gate and up; then down."""
+        """As in the draft step."""
         self.out.zero_()
-        for layer in range(self.spec.num_moe_layers):
-            self._fused(layer, self.rows.logits[layer], self._picked[layer], slice(None), 1.0)
+        for layer, routing in enumerate(self._row_routings):
+            self._fused(layer, routing, slice(None))
 
     def per_expert(self) -> None:
         """The same kernels, launched for each chosen expert alone."""
         self.out.zero_()
         for layer in range(self.spec.num_moe_layers):
-            for expert, weight in zip(self._host_chosen[layer], self._host_weights[layer], strict=True):
-                only = slice(expert, expert + 1)
-                self._fused(layer, self.rows.logits[layer, only], self._picked[layer, :, :1], only, weight)
+            for expert, weight in zip(self._host_chosen[layer], self._lone_weights[layer], strict=True):
+                lone = dataclasses.replace(self._lone, weights=weight)
+                self._fused(layer, lone, slice(expert, expert + 1))
 
-    def _fused(self, layer: int, logits: Tensor, picked: Tensor, experts: slice, scaling: float) -> None:
-        packed, count = self.packed, picked.shape[-1]
-        inner = self._inner[count]
-        chosen = self._chosen[:count]
-        down = packed.down[layer, experts], packed.down_params[layer, experts]
+    def _fused(self, layer: int, routing: RowRouting, experts: slice) -> None:
+        packed, inner = self.packed, self._inner[routing.weights.shape[0]]
         int4_moe.gate_up(
-            logits, self._one, self._octets[layer], packed.gate_up[layer, experts],
-            packed.gate_up_params[layer, experts], inner, chosen, picked, self._counts[experts], self._step, scaling,
-            DRAFT.gate_up, self._pdl,
+            self._octets[layer], packed.gate_up[layer, experts], packed.gate_up_params[layer, experts], routing,
+            inner, DRAFT.gate_up, self._pdl,
         )  # fmt: skip
         int4_moe.down(
-            self._nothing, self._no_weight, inner, *down, chosen, self._streams[layer], self._gain, DRAFT.down,
-            DRAFT.down_codes, self._pdl,
+            self._nothing, self._no_weight, inner, packed.down[layer, experts], packed.down_params[layer, experts],
+            routing, self._streams[layer], self._gain, DRAFT.down, self._pdl,
         )  # fmt: skip
 
     def reference(self, layers: list[Int4Layer]) -> None:
@@ -140,6 +137,12 @@ class Backends:
             gate, up = wide.chunk(2, dim=-1)
             results = torch.bmm(down[slots], (F.silu(gate) * up)[..., None])[..., 0].float()
             self.out[layer] = (results * self.rows.weights[layer][:, None]).sum(0)
+
+    def _given(self, chosen: Tensor, weights: Tensor) -> RowRouting:
+        """Routing that is known, as it is to the draft's expert kernels: chosen [k], weights [k]."""
+        nothing = torch.zeros(0, dtype=torch.int32, device=chosen.device)
+        history = chosen[None].to(torch.int16)
+        return RowRouting(self._one, self._one, weights, history, nothing, self._step, nothing, 1.0)
 
     def _route(self, layer: int) -> grouped_mlp.Routing:
         routing = grouped_mlp.Routing.empty(1, self.spec.top_k, self.spec.num_experts, self.rows.x.device)

@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 from specter.arguments import parse_arguments
-from specter.bench.model import load_full_size
 from specter.bench.report import Report, provenance
 from specter.bench.resident import ResidentBench, bench_prompts
 from specter.bench.streaming import StreamingBench
 from specter.errors import SpecterError
+from specter.gpu.full_size import load_full_size
 from specter.gpu.memory import DeviceBudget
 from specter.model.spec import DEEPSEEK_V2_LITE
 
@@ -69,9 +69,9 @@ def run(options: Options, console: Console) -> Report:
         provenance(
             budget.device,
             options.commit,
-            model=f"{spec.name}, inflated from {model.narrow.spec.name} (tiled, BF16)",
-            checkpoint_sha256=model.narrow.digest(),
-            int4=f"{model.narrow_int4.method}, tiled",
+            model=f"{spec.name}, inflated from {model.checkpoint.spec.name} (tiled, BF16)",
+            checkpoint_sha256=model.checkpoint.digest(),
+            int4=f"{model.codes.method}, tiled",
             pin=options.pin,
         ),
         summary=dict.fromkeys(SUMMARY_KEYS),

@@ -9,11 +9,11 @@ import torch
 
 from specter.bench.floors import HBM_BYTES_PER_S
 from specter.bench.measure import Sample, device_ms, host_ms
-from specter.bench.model import DTYPE, FullSize
 from specter.bench.report import Report, Row
 from specter.errors import SpecterError
 from specter.gpu.arena import open_arena
-from specter.gpu.device_pass import DevicePass
+from specter.gpu.device_pass import DevicePasses
+from specter.gpu.full_size import DTYPE, FullSize
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.prefill import LayerStream, prefill
 from specter.gpu.target import Target
@@ -68,15 +68,16 @@ class StreamingBench:
         cache = GpuKVCache(self.spec, KV_CAPACITY, DTYPE, self.device)
         arena = open_arena(2 * store.num_experts, self.model.codec, self.budget)
         target = Target(self.model.weights, arena.flat.view(DTYPE), cache, LONG_PROMPT, pdl=self.device.type == "cuda")
+        passes = DevicePasses(target)
         timeline = CudaTimeline(self.device)
         stream = LayerStream(store, arena, timeline)
         text = [token for prompt in self.prompts for token in prompt]
         floor = store.num_bytes / self.link_bytes_per_s * 1e3
         for num_tokens in (SHORT_PROMPT, LONG_PROMPT):
-            tokens = torch.tensor((text * 3)[:num_tokens], dtype=torch.int32, device=self.device)
+            tokens = (text * 3)[:num_tokens]
 
-            def once(tokens: torch.Tensor = tokens) -> None:
-                prefill(self.spec, DevicePass(target, tokens, 0, 1), stream, timeline)
+            def once(tokens: list[int] = tokens) -> None:
+                prefill(self.spec, passes.begin(tokens, 0, 1), stream, timeline)
 
             sample = host_ms(once)
             row = Row(

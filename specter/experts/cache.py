@@ -6,8 +6,9 @@ Words: prefetch (before need), fetch (somebody waits); hit (resident when needed
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,14 @@ class Wave:
         return [slot.index for slot in self.slots]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """What every input starts from."""
+
+    contents: list[ExpertId]
+    eviction: Eviction
+
+
 class ExpertCache:
     """Slots of the device, filled by need and by plan, displaced by the eviction policy."""
 
@@ -66,7 +75,7 @@ class ExpertCache:
         self._transfer = transfer
         self._timeline = timeline
         self._queue = LoadQueue(timeline)
-        self._protected: defaultdict[int, set[ExpertId]] = defaultdict(set)  # by layer, until its verification
+        self._protected = np.zeros((0, 0), np.bool_)  # by the last plan, until its layer's verification [MoE layers, E]
 
     # -- before need ---------------------------------------------------------------------------
 
@@ -74,14 +83,21 @@ class ExpertCache:
         """Resident, or on its way."""
         return self.residency.find(expert) is not None
 
+    def present(self, num_layers: int, num_experts: int) -> NDArray[np.bool_]:
+        """Which experts are resident or on their way, [MoE layers, E]."""
+        mask = np.zeros((num_layers, num_experts), np.bool_)
+        for expert in self.residency.experts():
+            mask[expert] = True
+        return mask
+
     def prefetch(self, plan: Plan, known: Event) -> list[Event]:
         """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched.
 
         Args:
             known: the event that made the plan possible.
         """
-        self._protect(plan.protect)
-        copies = [copy for expert in plan.loads if (copy := self._prefetch(expert)) is not None]
+        self._protected = plan.protect  # what matters now, instead of what mattered at the last plan
+        copies = [event for expert in plan.loads if (event := self._prefetch(expert)) is not None]
         if copies:
             self._queue.open(known)
             self._queue.close()
@@ -89,7 +105,7 @@ class ExpertCache:
 
     def enqueue(self, plan: Plan, known: Event) -> None:
         """Keeps the plan's loads for `feed`, instead of what is left of the last plan."""
-        self._protect(plan.protect)
+        self._protected = plan.protect
         self._queue.replace(plan.loads, known)
 
     def feed(self) -> Event | None:
@@ -126,7 +142,7 @@ class ExpertCache:
             known: the event that told.
         """
         wanted = [ExpertId(layer, expert) for expert in np.flatnonzero(counts).tolist()]
-        self._protected[layer].clear()
+        self._protected[layer : layer + 1] = False
         self._queue.drop_layer(layer)
         self._eviction.demand(layer, counts)
         self.counters.num_experts += len(wanted)
@@ -150,11 +166,11 @@ class ExpertCache:
         self.counters.num_misses += len(missing)
         if missing:
             self._queue.open(known)
-        self._fetch(missing, arriving)
+        self._fetch(missing, arriving, may_wait=True)
         if hits:
             yield Wave(hits, [])
         while missing or arriving:
-            self._fetch(missing, arriving)
+            self._fetch(missing, arriving, may_wait=False)
             if not arriving:
                 self._make_room()
                 continue
@@ -193,7 +209,7 @@ class ExpertCache:
         self.residency.clear()
         self._eviction.clear()
         self._queue.clear()
-        self._protected.clear()
+        self._protected[:] = False
 
     def place(self, experts: Sequence[ExpertId]) -> None:
         """Empties the cache and fills it with `experts`, least recently used first, outside the timeline."""
@@ -202,11 +218,21 @@ class ExpertCache:
             slot = self.residency.begin_load(expert)
             self._transfer.place(expert, slot)
             self.residency.end_load(slot)
-            self._eviction.loaded(expert, is_prefetch=False)
+            self._eviction.loaded(expert)
+            self._eviction.used(expert)
 
     def contents(self) -> list[ExpertId]:
         """Residents, least recently used first; `place` restores them."""
         return self._eviction.order()
+
+    def snapshot(self) -> CacheState:
+        """Contents and what the eviction knows, for `restore`; no copy may be under way."""
+        return CacheState(self.contents(), copy.deepcopy(self._eviction))
+
+    def restore(self, state: CacheState) -> None:
+        """The cache as it was at `snapshot`, outside the timeline; the state can be restored again."""
+        self.place(state.contents)
+        self._eviction = copy.deepcopy(state.eviction)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -216,32 +242,24 @@ class ExpertCache:
         return slot.state is State.RESIDENT
 
     def _may_evict(self, expert: ExpertId) -> bool:
-        if expert in self._protected[expert.layer]:
+        if expert.layer < len(self._protected) and self._protected[expert]:
             return False
         slot = self.residency.find(expert)
         return slot is not None and slot.pins == 0 and self._has_arrived(slot)
 
-    def _is_idle(self, expert: ExpertId) -> bool:
-        """Whether the slot's last use has ended, so that a copy into it need not wait."""
-        slot = self.residency.find(expert)
-        return slot is None or slot.last_use is None or self._timeline.is_done(slot.last_use)
-
-    def _protect(self, experts: Sequence[ExpertId]) -> None:
-        """A plan's word on what matters replaces the last one's."""
-        self._protected.clear()
-        for expert in experts:
-            self._protected[expert.layer].add(expert)
-
     def _prefetch(self, expert: ExpertId) -> Event | None:
-        slot = self._take_slot(expert, is_prefetch=True)
+        slot = self._take_slot(expert, is_urgent=False)
         if slot is None:
             return None
-        self._protected[expert.layer].add(expert)
+        self._protected[expert] = True
         self.counters.num_prefetched += 1
         return self._start_load(slot, is_prefetch=True)
 
-    def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot]) -> None:
-        while missing and (slot := self._take_slot(missing[0], is_prefetch=False)) is not None:
+    def _fetch(self, missing: deque[ExpertId], arriving: deque[Slot], may_wait: bool) -> None:
+        while missing:
+            slot = self._take_slot(missing[0], is_urgent=not (may_wait or arriving))
+            if slot is None:
+                return
             missing.popleft()
             self.residency.pin(slot)
             self._start_load(slot, is_prefetch=False)
@@ -249,16 +267,18 @@ class ExpertCache:
 
     def _make_room(self) -> None:
         """Every slot is promised to a later layer: the need of now goes before the plan for later."""
-        self._protected.clear()
+        self._protected[:] = False
         self._eviction.reconsider()
         for slot in self.residency.slots:
             if slot.state is State.LOADING and slot.ready is not None:
                 self._timeline.wait(slot.ready)
                 return
+        if all(slot.pins for slot in self.residency.slots):
+            raise RuntimeError("every slot is pinned: a wave was not released")
 
-    def _take_slot(self, expert: ExpertId, is_prefetch: bool) -> Slot | None:
+    def _take_slot(self, expert: ExpertId, is_urgent: bool) -> Slot | None:
         if self.residency.num_free == 0:
-            victim = self._eviction.victim(expert.layer, is_prefetch, self._may_evict, self._is_idle)
+            victim = self._eviction.victim(expert.layer, self._may_evict, is_urgent)
             if victim is None:
                 return None
             self._displace(victim)
@@ -273,5 +293,5 @@ class ExpertCache:
         slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
         slot.is_prefetch = is_prefetch
         self._queue.issued(slot.ready)
-        self._eviction.loaded(slot.expert, is_prefetch)
+        self._eviction.loaded(slot.expert)
         return slot.ready

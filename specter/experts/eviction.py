@@ -21,8 +21,8 @@ class Eviction(Protocol):
     def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
         """The router has spoken for `layer`: rows of the pass that chose each expert [E]."""
 
-    def loaded(self, expert: ExpertId, is_prefetch: bool) -> None:
-        """The expert got a slot, before need or at need."""
+    def loaded(self, expert: ExpertId) -> None:
+        """The expert got a slot."""
 
     def used(self, expert: ExpertId) -> None:
         """The expert, which has a slot, was computed with."""
@@ -30,14 +30,12 @@ class Eviction(Protocol):
     def forget(self, expert: ExpertId) -> None:
         """The expert lost its slot."""
 
-    def victim(
-        self,
-        layer: int,
-        is_prefetch: bool,
-        may_evict: Callable[[ExpertId], bool],
-        is_idle: Callable[[ExpertId], bool],
-    ) -> ExpertId | None:
-        """Whom to displace for an expert of `layer`, rather one whose slot's last use has ended; None if nobody."""
+    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool], is_urgent: bool) -> ExpertId | None:
+        """Whom to displace for an expert of `layer`; None if nobody may go, or if the policy would rather wait.
+
+        Args:
+            is_urgent: there is nothing to wait for.
+        """
 
     def reconsider(self) -> None:
         """`may_evict` may allow now what it has refused."""
@@ -75,7 +73,7 @@ class LruEviction:
     def reconsider(self) -> None:
         pass
 
-    def loaded(self, expert: ExpertId, is_prefetch: bool) -> None:
+    def loaded(self, expert: ExpertId) -> None:
         self.used(expert)
 
     def used(self, expert: ExpertId) -> None:
@@ -91,13 +89,7 @@ class LruEviction:
         for residents in self._layers:
             residents.clear()
 
-    def victim(
-        self,
-        layer: int,
-        is_prefetch: bool,
-        may_evict: Callable[[ExpertId], bool],
-        is_idle: Callable[[ExpertId], bool],
-    ) -> ExpertId | None:
+    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool], is_urgent: bool) -> ExpertId | None:
         if len(self._layers[layer]) >= self._quotas[layer] > 0:
             return self._oldest(layer, may_evict)
         # Below its quota with no slot free: somebody holds more than its share; failing that, take from anybody.

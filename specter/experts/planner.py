@@ -16,10 +16,10 @@ from specter.model.spec import ExpertId
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Experts to load, in order, and residents that these loads must not displace."""
+    """Experts to load, in order, and which experts no load of this round may displace."""
 
     loads: list[ExpertId]
-    protect: list[ExpertId]
+    protect: NDArray[np.bool_]  # [MoE layers, E]
 
 
 class Planner(Protocol):
@@ -32,7 +32,13 @@ class Planner(Protocol):
     def is_boundary(self, num_drafted: int) -> bool:
         """Whether to read the counters and plan now, after `num_drafted` tokens of this round."""
 
-    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan: ...
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
+        """What to do after `num_drafted` tokens of this round.
+
+        Args:
+            counts: draft tokens that chose each expert, [MoE layers, E].
+            present: which experts are resident or on their way, [MoE layers, E].
+        """
 
     def observe_step(self, step_ms: float) -> None:
         """A measured draft step."""
@@ -58,14 +64,12 @@ class DeadlinePlanner:
     def is_boundary(self, num_drafted: int) -> bool:
         return True
 
-    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan:
-        layers, experts = np.nonzero(counts)
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
+        counted = counts > 0
+        layers, experts = np.nonzero(counted & ~present)
         order = np.lexsort((-counts[layers, experts], layers))
-        loads: list[ExpertId] = []
-        protect: list[ExpertId] = []
-        for expert in map(ExpertId, layers[order].tolist(), experts[order].tolist()):
-            (protect if is_present(expert) else loads).append(expert)
-        return Plan(loads, protect)
+        loads = list(map(ExpertId, layers[order].tolist(), experts[order].tolist()))
+        return Plan(loads, counted)
 
     def observe_step(self, step_ms: float) -> None:
         pass
@@ -75,7 +79,7 @@ class DeadlinePlanner:
 
 
 class Foresight(Protocol):
-    def plan(self, layer: int, predicted: Routing, is_present: Callable[[ExpertId], bool]) -> Plan:
+    def plan(self, layer: int, predicted: Routing, num_experts: int, is_present: Callable[[ExpertId], bool]) -> Plan:
         """What to load for MoE layer `layer` while the one before it runs; `predicted`: [rows, top_k]."""
 
 
@@ -107,17 +111,17 @@ class ThreePhasePlanner:
     def is_boundary(self, num_drafted: int) -> bool:
         return num_drafted == self._boundary
 
-    def plan(self, num_drafted: int, counts: NDArray[np.int32], is_present: Callable[[ExpertId], bool]) -> Plan:
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
         loads: list[ExpertId] = []
-        protect: list[ExpertId] = []
+        protect = np.zeros(counts.shape, np.bool_)
         is_full = True
         ranked = np.argsort(-counts, axis=1, kind="stable")  # by count, then by expert number
         for layer, top_m in enumerate(self._top_m):
             row = counts[layer]
             wanted = [ExpertId(layer, int(e)) for e in ranked[layer, :top_m] if row[e] > 0]
             is_full &= len(wanted) == top_m
-            for expert in wanted:
-                (protect if is_present(expert) else loads).append(expert)
+            protect[layer, [expert.expert for expert in wanted]] = True
+            loads += [expert for expert in wanted if not present[expert]]
         copy_ms = len(loads) * self._payload_bytes / self._bytes_per_ms
         boundary = num_drafted + max(1, math.ceil(copy_ms / self._step_ms))
         self._boundary = 0 if is_full or boundary >= self._draft_len else boundary

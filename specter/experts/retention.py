@@ -21,46 +21,45 @@ class RetainEviction:
     their low-scored experts first, and an expert that merely streams through displaces its own like.
 
     Args:
-        quotas: slots per MoE layer; only their number matters.
-        num_staging: prefetched experts at a time that have not been used yet. A prefetch beyond them is put off, so
-            that all but `num_staging` slots hold the best-scored experts.
+        quotas: slots per MoE layer; only their sum matters.
+        num_staging: experts at a time that have been loaded and not been used yet; at most half of the slots. A load
+            beyond them waits until one of them has been used, so that the other slots hold the best-scored experts.
         decay: weight of a round against the next one.
     """
 
     keeps = True
     DECAY = 0.7
-    # Candidates looked at for one whose last use has ended; a copy into another's slot holds up the link until then.
-    NUM_TRIES = 4
 
     def __init__(self, quotas: Sequence[int], num_experts: int, num_staging: int, decay: float = DECAY) -> None:
         self._scores = np.zeros((len(quotas), num_experts))
-        self._num_staging = num_staging
+        self._num_staging = min(num_staging, sum(quotas) // 2)
         self._decay = decay
         self.clear()
 
     def clear(self) -> None:
         self._residents: dict[ExpertId, None] = {}  # least recently used first
         self._by_layer: list[set[int]] = [set() for _ in self._scores]
-        self._staged: set[ExpertId] = set()  # prefetched and not used since
+        self._staged: set[ExpertId] = set()  # loaded and not used since
         # Residents by score. An entry is stale once its expert has left or its score has changed. Who was refused is
         # not in it until told of again, so that protected residents are not looked at once more for every load.
         self._heap: list[tuple[float, ExpertId]] = []
 
     def begin_round(self) -> None:
-        self._scores *= self._decay
         self.reconsider()
 
     def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
+        # At the layer's own turn: earlier, a layer still to come would lose a round's worth to those behind it.
+        self._scores[layer] *= self._decay
         self._scores[layer] += counts
         for expert in self._by_layer[layer]:
-            if counts[expert] == 0:  # the others are told of when they have been used
+            if counts[expert] == 0:  # the others will be used
+                self._staged.discard(ExpertId(layer, expert))
                 self._push(ExpertId(layer, expert))
 
-    def loaded(self, expert: ExpertId, is_prefetch: bool) -> None:
+    def loaded(self, expert: ExpertId) -> None:
         self._residents[expert] = None
         self._by_layer[expert.layer].add(expert.expert)
-        if is_prefetch:
-            self._staged.add(expert)
+        self._staged.add(expert)
 
     def used(self, expert: ExpertId) -> None:
         self._residents.pop(expert)
@@ -73,30 +72,14 @@ class RetainEviction:
         self._by_layer[expert.layer].discard(expert.expert)
         self._staged.discard(expert)
 
-    def victim(
-        self,
-        layer: int,
-        is_prefetch: bool,
-        may_evict: Callable[[ExpertId], bool],
-        is_idle: Callable[[ExpertId], bool],
-    ) -> ExpertId | None:
-        if is_prefetch and len(self._staged) >= self._num_staging:
+    def victim(self, layer: int, may_evict: Callable[[ExpertId], bool], is_urgent: bool) -> ExpertId | None:
+        if len(self._staged) >= self._num_staging and not is_urgent:
             return None
-        busy: list[tuple[float, ExpertId]] = []
-        chosen: ExpertId | None = None
-        while chosen is None and self._heap and len(busy) < self.NUM_TRIES:
+        while self._heap:
             score, expert = heappop(self._heap)
-            if expert not in self._residents or score != self._scores[expert] or not may_evict(expert):
-                continue
-            if is_idle(expert):
-                chosen = expert
-            else:
-                busy.append((score, expert))
-        if chosen is None and busy:
-            chosen = busy.pop(0)[1]
-        for entry in busy:
-            heappush(self._heap, entry)
-        return chosen
+            if expert in self._residents and score == self._scores[expert] and may_evict(expert):
+                return expert
+        return None
 
     def reconsider(self) -> None:
         self._heap = [(float(self._scores[expert]), expert) for expert in self._residents]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specter.model.spec import ExpertId
+from specter.model.spec import ExpertId, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class RawCodec:
         return gate_up, down
 
 
+class ExpertReader(Protocol):
+    """Where experts come from one by one: a `Checkpoint`."""
+
+    spec: ModelSpec
+
+    def read_experts(self, layer: int, gate_up: Tensor, down: Tensor) -> None:
+        """Fills gate_up [E, 2F, D] and down [E, D, F] of MoE layer `layer`."""
+
+
 class ExpertStore:
     """All payloads, one arena uint8 [E, payload_bytes] per MoE layer. Nothing writes to it after it is built."""
 
@@ -49,6 +59,20 @@ class ExpertStore:
         """Packs layer by layer; `layers` yields gate_up [E, 2F, D] and down [E, D, F] of every MoE layer."""
         self.codec = codec
         self._arenas = [codec.pack(gate_up, down) for gate_up, down in layers]
+
+    @classmethod
+    def read(cls, codec: RawCodec, source: ExpertReader, layers: Iterable[int]) -> ExpertStore:
+        """Fills the store expert by expert: host memory peaks at the store and one expert.
+
+        Args:
+            layers: all MoE layers in order (a progress bar's, for one).
+        """
+        store = cls(codec, ())
+        for layer in layers:
+            arena = torch.empty(source.spec.num_experts, codec.payload_bytes, dtype=torch.uint8)
+            source.read_experts(layer, *codec.views(arena))
+            store._arenas.append(arena)
+        return store
 
     @property
     def num_bytes(self) -> int:

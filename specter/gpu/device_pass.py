@@ -1,45 +1,170 @@
-"""A pass of the device target behind the `TargetPass` protocol, without a word to the host."""
+"""Passes of the device target behind the `TargetPass` protocol: graphs going out, routing and tokens coming back.
+
+Nothing here waits, and nothing uses a copy engine. Tokens and slot tables are read by the device from page-locked
+memory, routing and chosen tokens are written to it; the host may read them once the work's event has happened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import torch
-from torch import Tensor
 
-from specter.gpu.target import Target
-from specter.model.base import Output
+from specter.gpu.graphs import Graph
+from specter.gpu.target import OUTPUT_ROWS, Target
+from specter.kernels import mail
+from specter.model.base import Output, Routing, TargetPass
+
+# Slot tables that the host may be ahead by. It waits for every layer's router: at most two layers of one-expert waves.
+_NUM_TABLES = 512
+
+Run = Callable[[], None]
 
 
-class DevicePass:
-    """A `TargetPass` of which nothing reaches the host: `mix` tells no routing, and any expert may be asked for."""
+@dataclass(frozen=True, slots=True)
+class _Launches:
+    """The work of a pass of so many rows, as graphs or kernel by kernel."""
 
-    def __init__(self, target: Target, tokens: Tensor, position: int, num_outputs: int) -> None:
-        """
-        Args:
-            tokens: int32 [T], on the device or pinned.
+    mix: Sequence[Run]  # by layer
+    experts: Run
+    combine: Sequence[Run]  # by layer, dense ones included, which nobody calls
+    outputs: Run  # as many as rows
+
+
+class DevicePasses:
+    """Passes of one target; graphed for the numbers of rows that were captured.
+
+    Args:
+        is_resident: the target's slot table names every expert, and a pass runs whole: the ceiling.
+    """
+
+    def __init__(self, target: Target, is_resident: bool = False) -> None:
+        spec, device = target.weights.spec, target.weights.device
+        self.target = target
+        self.is_resident = is_resident
+        self.feed = mail.room((target.max_rows,), torch.int32, device)
+        self.routing = mail.room((spec.num_moe_layers, target.max_rows, spec.top_k), torch.int16, device)
+        self.tokens = mail.room((OUTPUT_ROWS,), torch.int32, device)
+        self.tables = mail.Ring(_NUM_TABLES, spec.num_experts, device)
+        self._captured: dict[int, _Launches] = {}
+        self._resident: dict[int, Run] = {}
+
+    def begin(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
+        """A pass over `tokens` at `position`…, of which nothing runs yet; the one before must have ended.
+
         Raises:
-            SpecterError: the pass does not fit the target's buffers.
+            SpecterError: more rows, outputs or positions than there is room for.
         """
-        self._target = target
-        self._num_rows = tokens.shape[0]
-        self._num_outputs = num_outputs
-        target.begin(tokens, position, num_outputs)
-        target.embed(self._num_rows)
+        num_rows = len(tokens)
+        self.target.place(num_rows, position, num_rows if self.is_resident else num_outputs)
+        self.feed[:num_rows] = torch.tensor(tokens, dtype=torch.int32)
+        if self.is_resident:
+            return _ResidentPass(
+                self, self._resident.get(num_rows, partial(self._run, num_rows)), num_rows, num_outputs
+            )
+        return _DevicePass(self, self._captured.get(num_rows) or self._launches(num_rows), num_rows, num_outputs)
 
-    def mix(self, layer: int) -> None:
-        self._target.mix(layer, self._num_rows)
+    def capture(self, num_rows: int) -> None:
+        """Captures passes of `num_rows` rows. Call it between prompts: it writes KV at the first positions."""
+        self.target.place(num_rows, 0, num_rows)
+        if self.is_resident:
+            self._resident[num_rows] = Graph(partial(self._run, num_rows)).replay
+            return
+        runs = self._launches(num_rows)
+        spec = self.target.weights.spec
+        dense = spec.num_dense_layers
+        mix, experts, combine = [], Graph(runs.experts).replay, list(runs.combine[:dense])
+        for layer in range(spec.num_layers):
+            mix.append(Graph(runs.mix[layer]).replay)
+            if layer >= dense:
+                combine.append(Graph(runs.combine[layer]).replay)
+        self._captured[num_rows] = _Launches(mix, experts, combine, Graph(runs.outputs).replay)
+        self.tables.restart()  # warming up has read some
+
+    # -- the kernels, launched one by one ---------------------------------------------------------
+
+    def _launches(self, num_rows: int) -> _Launches:
+        layers = range(self.target.weights.spec.num_layers)
+        return _Launches(
+            [partial(self._mix, layer, num_rows) for layer in layers],
+            partial(self._experts, num_rows),
+            [partial(self.target.combine, layer, num_rows) for layer in layers],
+            partial(self.choose, num_rows, num_rows),
+        )
+
+    def _mix(self, layer: int, num_rows: int) -> None:
+        if layer == 0:
+            self.target.embed(num_rows, self.feed)
+        self.target.mix(layer, num_rows)
+        moe = layer - self.target.weights.spec.num_dense_layers
+        if moe >= 0:
+            mail.send(self.target.routing.chosen[:num_rows], self.routing[moe, :num_rows])
+
+    def _experts(self, num_rows: int) -> None:
+        self.tables.receive()
+        self.target.run_experts(self.tables.row, num_rows)
+
+    def choose(self, num_rows: int, num_outputs: int) -> None:
+        """Tokens of the last `num_outputs` rows, to the host."""
+        self.target.choose(num_rows, num_outputs)
+        mail.send(self.target.tokens[:num_outputs], self.tokens[:num_outputs])
+
+    def _run(self, num_rows: int) -> None:
+        self.target.run(num_rows, self.feed)
+        mail.send(self.target.tokens[:num_rows], self.tokens[:num_rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _DevicePass:
+    """A `TargetPass`; its outputs are tokens. What it returns is readable once the work's event has happened."""
+
+    passes: DevicePasses
+    launches: _Launches
+    num_rows: int
+    num_outputs: int
+
+    def mix(self, layer: int) -> Routing | None:
+        self.launches.mix[layer]()
+        moe = layer - self.passes.target.weights.spec.num_dense_layers
+        return None if moe < 0 else self.passes.routing[moe, : self.num_rows].numpy()
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        device, num_experts = self._target.x.device, self._target.weights.spec.num_experts
-        table = torch.full((num_experts,), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        table[torch.tensor(experts)] = torch.tensor(slots, dtype=torch.int32)
-        self._target.run_experts(table.to(device, non_blocking=True), self._num_rows)
+        self.passes.tables.write(-1, experts, slots)
+        self.launches.experts()
 
     def combine(self, layer: int) -> None:
-        self._target.combine(layer, self._num_rows)
+        self.launches.combine[layer]()
 
-    def outputs(self) -> list[Output]:
-        """Logits fp32 [V] of the last rows: views that the next pass overwrites."""
-        self._target.choose(self._num_rows, self._num_outputs)
-        return list(self._target.logits[: self._num_outputs].unbind(0))
+    def outputs(self) -> Sequence[Output]:
+        if self.num_outputs == self.num_rows:
+            self.launches.outputs()
+        else:
+            self.passes.choose(self.num_rows, self.num_outputs)
+        return cast(Sequence[Output], self.passes.tokens[: self.num_outputs].numpy())
+
+
+@dataclass(frozen=True, slots=True)
+class _ResidentPass:
+    """Every layer runs whole, like a dense one, all of them with the first; the routing stays on the device."""
+
+    passes: DevicePasses
+    run: Run
+    num_rows: int
+    num_outputs: int
+
+    def mix(self, layer: int) -> Routing | None:
+        if layer == 0:
+            self.run()  # every row is an output
+        return None
+
+    def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        raise AssertionError("no layer told a routing")
+
+    def combine(self, layer: int) -> None:
+        raise AssertionError("no layer told a routing")
+
+    def outputs(self) -> Sequence[Output]:
+        return cast(Sequence[Output], self.passes.tokens[self.num_rows - self.num_outputs : self.num_rows].numpy())

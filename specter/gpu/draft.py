@@ -6,6 +6,7 @@ step chooses is the one that the next step embeds. Routing and counters reach th
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from specter.gpu.weights import GpuKVCache, GpuWeights
 from specter.kernels import int4_moe, mla, select, skinny
 from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
+from specter.kernels.routing import RowRouting
 from specter.model.rope import softmax_scale
 
 
@@ -82,13 +84,15 @@ class Draft:
         self._queries = room(1, spec.num_heads, spec.kv_lora + spec.rope_dim)
         self._partials = mla.Partials.empty(self._heads, 1, cache.capacity, device)
         self._values = room(spec.num_heads * spec.v_dim)
-        self._router = room(spec.num_experts, dtype=torch.float32)
-        self._scale = room(1, dtype=torch.float32)
-        self._chosen = room(spec.top_k, dtype=torch.int32)
+        scratch = RowRouting.empty(self.routing[:, 0], self.counts[0], self.step_index, spec.routed_scaling)
+        self._routings = [
+            dataclasses.replace(scratch, history=self.routing[:, moe], counts=self.counts[moe])
+            for moe in range(spec.num_moe_layers)
+        ]
         self._dense = room(spec.dense_inter)
         self._shared = room(spec.shared_inter)
         self._inner = Octets.empty(spec.top_k * spec.expert_inter, device)
-        self._select = select.Selection.empty(1, spec.vocab, device, seed, temperature)
+        self._select = select.Selection.empty(1, weights.num_tokens, device, seed, temperature)
         self._graph: Graph | None = None
 
     def capture(self) -> None:
@@ -133,10 +137,7 @@ class Draft:
             self.attend(index, stream)
             moe = index - spec.num_dense_layers
             if moe < 0:
-                skinny.norm_gated(
-                    self._attended, layer.wide, self._dense, self._router[:0], self._scale, spec.norm_eps, tuning.wide,
-                    pdl,
-                )  # fmt: skip
+                skinny.norm_gated(self._attended, layer.wide, self._dense, None, spec.norm_eps, tuning.wide, pdl)
                 stream = self._dense_done
                 skinny.linear_residual(self._dense, layer.down, stream, next_gain, None, tuning.dense_down, pdl)
             else:
@@ -161,21 +162,16 @@ class Draft:
 
     def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
         """Router, shared and routed experts of layer `index`, MoE layer `moe`, added to the residual stream."""
-        layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
+        layer, experts, tuning, pdl = self.weights.layers[index], self.experts, self.tuning, self.pdl
+        routing = self._routings[moe]
         skinny.norm_gated(
-            self._attended, layer.wide, self._shared, self._router, self._scale, spec.norm_eps, tuning.wide, pdl
+            self._attended, layer.wide, self._shared, routing, self.weights.spec.norm_eps, tuning.wide, pdl
         )
-        self.run_gate_up(moe)
-        int4_moe.down(
-            self._shared, layer.down, self._inner, self.experts.down[moe], self.experts.down_params[moe],
-            self._chosen, self._moe_done, next_gain, tuning.down, tuning.down_codes, pdl,
-        )  # fmt: skip
-
-    def run_gate_up(self, moe: int) -> None:
-        """Routing, and gate and up of the routed experts of MoE layer `moe`."""
-        experts = self.experts
         int4_moe.gate_up(
-            self._router, self._scale, self._octets, experts.gate_up[moe], experts.gate_up_params[moe], self._inner,
-            self._chosen, self.routing[:, moe], self.counts[moe], self.step_index,
-            self.weights.spec.routed_scaling, self.tuning.gate_up, self.pdl,
+            self._octets, experts.gate_up[moe], experts.gate_up_params[moe], routing, self._inner, tuning.gate_up,
+            pdl,
+        )  # fmt: skip
+        int4_moe.down(
+            self._shared, layer.down, self._inner, experts.down[moe], experts.down_params[moe], routing,
+            self._moe_done, next_gain, tuning.down, pdl,
         )  # fmt: skip

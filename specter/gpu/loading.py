@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specter.experts.store import RawCodec
 from specter.gpu.store import Pin, PinnedStore
+from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ModelSpec
 
 
@@ -65,7 +66,10 @@ def load_store(
         with _opened(store) as arenas, Progress(*columns, TimeRemainingColumn(), console=console) as progress:
             task = progress.add_task("load experts", total=store.num_bytes)
             for layer, arena in enumerate(arenas):
-                _fill(arena, codec, *source.experts(layer))
+                if isinstance(source, Checkpoint):  # one matrix at a time
+                    source.read_experts(layer, *codec.views(arena))
+                else:
+                    _fill(arena, codec, *source.experts(layer))
                 ends.append(time.perf_counter())
                 progress.advance(task, store.layer_bytes)
     except BaseException:

@@ -6,6 +6,7 @@ host only issues, and never waits. The floor is one pass over the experts at the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from specter.errors import SpecterError
@@ -58,7 +59,7 @@ class LayerStream:
         self._last_use[layer % 2] = done
 
 
-def prefill(spec: ModelSpec, target: TargetPass, stream: LayerStream, timeline: Timeline) -> list[Output]:
+def prefill(spec: ModelSpec, target: TargetPass, stream: LayerStream, timeline: Timeline) -> Sequence[Output]:
     """Runs a target pass over a whole prompt; returns its outputs (see `Model.target_pass`), computed or under way."""
     arrivals = [stream.fetch(layer) for layer in range(min(2, stream.num_layers))]
     experts = range(spec.num_experts)

@@ -20,7 +20,7 @@ from specter.kernels.grouped_mlp import Routing
 from specter.model.rope import softmax_scale
 
 _ATTENTION_ROWS = 64  # rows whose partial sums are kept at a time
-_OUTPUT_ROWS = 64  # rows that can ask for a token in one pass
+OUTPUT_ROWS = 64  # rows that can ask for a token in one pass
 _POSITION_STRIDE = 4  # 16 bytes, so that every part of a pass finds its position equally aligned
 
 
@@ -68,8 +68,8 @@ class Target:
         self.feed = room(max_rows, dtype=torch.int32)
         self.positions = room(parts + 1, _POSITION_STRIDE, dtype=torch.int32)  # of every part; last: of the outputs
         self._part_starts = torch.arange(parts, dtype=torch.int32, device=device) * _ATTENTION_ROWS
-        self.tokens = room(_OUTPUT_ROWS, dtype=torch.int32)
-        self.logits = room(_OUTPUT_ROWS, spec.vocab, dtype=torch.float32)
+        self.tokens = room(OUTPUT_ROWS, dtype=torch.int32)
+        self.logits = room(OUTPUT_ROWS, spec.vocab, dtype=torch.float32)
         self.x = room(max_rows, spec.hidden, dtype=torch.float32)
         self.scaled = room(max_rows, spec.hidden)
 
@@ -91,7 +91,7 @@ class Target:
         self.routing = Routing.empty(max_rows, spec.top_k, spec.num_experts, device)
         self.inner = room(max_rows * spec.top_k, spec.expert_inter)
         self.results = room(max_rows, spec.top_k, spec.hidden, dtype=torch.float32)
-        self._select = select.Selection.empty(_OUTPUT_ROWS, spec.vocab, device, seed, temperature)
+        self._select = select.Selection.empty(OUTPUT_ROWS, weights.num_tokens, device, seed, temperature)
         self._graphs: dict[int, Graph] = {}
 
     # -- a resident pass -----------------------------------------------------------------------
@@ -102,10 +102,14 @@ class Target:
         Raises:
             SpecterError: more rows or outputs than there is room for.
         """
-        num_rows = tokens.shape[0]
-        if not 0 < num_rows <= self.max_rows or not 0 <= num_outputs <= min(num_rows, _OUTPUT_ROWS):
+        self.place(tokens.shape[0], position, num_outputs)
+        self.feed[: tokens.shape[0]].copy_(tokens, non_blocking=True)
+
+    def place(self, num_rows: int, position: int, num_outputs: int) -> None:
+        """As `begin`, for rows whose tokens come from elsewhere (see `embed`)."""
+        if not 0 < num_rows <= self.max_rows or not 0 <= num_outputs <= min(num_rows, OUTPUT_ROWS):
             raise SpecterError(
-                f"a pass of {num_rows} rows with {num_outputs} outputs, where {self.max_rows} and {_OUTPUT_ROWS} fit",
+                f"a pass of {num_rows} rows with {num_outputs} outputs, where {self.max_rows} and {OUTPUT_ROWS} fit",
                 "raise max_rows, or split the pass",
             )
         if position + num_rows > self.cache.capacity:
@@ -113,7 +117,6 @@ class Target:
                 f"{position + num_rows} positions do not fit the KV cache of {self.cache.capacity}",
                 "shorten the prompt, generate fewer tokens or raise the KV capacity",
             )
-        self.feed[:num_rows].copy_(tokens, non_blocking=True)
         torch.add(self._part_starts, position, out=self.positions[:-1, 0])
         self.positions[-1, 0].fill_(position + num_rows - num_outputs)
 
@@ -130,8 +133,8 @@ class Target:
         self.begin(self.feed[:num_rows].clone(), 0, num_rows)
         self._graphs[num_rows] = Graph(lambda: self.run(num_rows))
 
-    def run(self, num_rows: int) -> None:
-        """The kernels of one resident pass, launched one by one.
+    def run(self, num_rows: int, feed: Tensor | None = None) -> None:
+        """The kernels of one resident pass, launched one by one; `feed` as in `embed`.
 
         Raises:
             SpecterError: there is no slot table.
@@ -139,7 +142,7 @@ class Target:
         if self.slot_table is None:
             raise SpecterError("a resident pass without a slot table", "load every expert, or run in waves")
         spec = self.weights.spec
-        self.embed(num_rows)
+        self.embed(num_rows, feed)
         for index in range(spec.num_layers):
             self.mix(index, num_rows)
             if index >= spec.num_dense_layers:
@@ -149,10 +152,12 @@ class Target:
 
     # -- its parts --------------------------------------------------------------------------------
 
-    def embed(self, num_rows: int) -> None:
+    def embed(self, num_rows: int, feed: Tensor | None = None) -> None:
+        """Embeds the first rows of `feed`, int32 on the device or page-locked; by default the target's own."""
         # Not launched early: what follows it may then rely on everything before this pass being complete.
         stream = self._stream(self._squares_embedded, num_rows)
-        select.embed(self.feed, self.weights.embedding, stream, self.weights.layers[0].norm, pdl=False)
+        tokens = self.feed if feed is None else feed
+        select.embed(tokens, self.weights.embedding, stream, self.weights.layers[0].norm, pdl=False)
 
     def mix(self, index: int, num_rows: int) -> None:
         """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""

@@ -9,15 +9,14 @@ from specter.kernels.device import Launch
 
 @dataclass(frozen=True, slots=True)
 class DraftTuning:
-    """One row. `down_codes`: INT4 channels per step of `down`."""
+    """One row."""
 
     qkv: Launch = Launch(4, 1024, num_warps=2)
     out: Launch = Launch(8, 1024, num_warps=8)
-    wide: Launch = Launch(2, 1024, num_warps=2)
+    wide: Launch = Launch(2, 2048, num_warps=2)
     dense_down: Launch = Launch(4, 1024)
-    gate_up: Launch = Launch(8, 2048, num_warps=1)
-    down: Launch = Launch(4, 1024)
-    down_codes: int = 4096
+    gate_up: Launch = Launch(8, 2048, num_warps=2)
+    down: Launch = Launch(2, 1024, num_warps=2)
     head: Launch = Launch(2, 1024, num_warps=2)
 
 
@@ -34,7 +33,6 @@ class TargetTuning:
     experts_down: Launch = Launch(64, 128, 4, 4)
 
 
-# Found on an NVIDIA H200; correct on any GPU. TARGET was measured as a whole; DRAFT's choices are each the best of
-# their kernel alone, and have yet to be measured together (docs/LOG.md).
+# Found on an NVIDIA H200, each measured as a whole (docs/LOG.md); correct on any GPU.
 DRAFT = DraftTuning()
 TARGET = TargetTuning()

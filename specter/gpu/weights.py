@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specter.errors import SpecterError
 from specter.model.rope import rotary_table
 from specter.model.spec import ModelSpec
 
@@ -28,9 +29,15 @@ class GpuLayer:
 
 @dataclass(frozen=True, slots=True)
 class GpuWeights:
-    """All that draft and target share."""
+    """All that draft and target share.
+
+    Attributes:
+        num_tokens: tokens that exist; the rows of embedding and head beyond them pad the vocabulary, have logits all
+            the same, and are never chosen, by whom and how ever a token is chosen.
+    """
 
     spec: ModelSpec
+    num_tokens: int
     embedding: Tensor  # [V, D]
     layers: list[GpuLayer]
     norm: Tensor  # [D]
@@ -51,9 +58,21 @@ class GpuWeights:
 
     @classmethod
     def load(
-        cls, spec: ModelSpec, get: Callable[[str], Tensor], device: torch.device | str, dtype: torch.dtype
-    ) -> GpuWeights:
-        """Asks `get` for every non-expert tensor once, by its hub name, layer by layer; any dtype and device."""
+        cls, spec: ModelSpec, get: Callable[[str], Tensor], device: torch.device | str, dtype: torch.dtype,
+        num_tokens: int | None = None,
+    ) -> GpuWeights:  # fmt: skip
+        """Asks `get` for every non-expert tensor once, by its hub name, layer by layer; any dtype and device.
+
+        Args:
+            num_tokens: the tokenizer's; None if every row of the vocabulary is a token.
+        Raises:
+            SpecterError: more tokens than the vocabulary has rows, or none.
+        """
+        if num_tokens is not None and not 0 < num_tokens <= spec.vocab:
+            raise SpecterError(
+                f"{num_tokens} tokens for the {spec.vocab} rows of the vocabulary of {spec.name}",
+                "use the model's own tokenizer",
+            )
 
         def place(*names: str) -> Tensor:
             parts = [get(name).to(device=device, dtype=dtype) for name in names]
@@ -78,6 +97,7 @@ class GpuWeights:
 
         return cls(
             spec=spec,
+            num_tokens=spec.vocab if num_tokens is None else num_tokens,
             layers=[layer(index) for index in range(spec.num_layers)],
             embedding=place("model.embed_tokens.weight"),
             norm=place("model.norm.weight"),

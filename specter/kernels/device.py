@@ -11,6 +11,7 @@ must call `wait_previous` before it touches anything that an earlier kernel wrot
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -34,12 +35,22 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel's free choices. `block_n`: output channels per program; `block_k`: input channels per step."""
+    """A kernel's free choices.
+
+    Attributes:
+        block_n: output channels per program. block_k: input channels per step.
+        max_registers: per thread, so that all programs are on the device at once; None leaves it to the compiler.
+    """
 
     block_n: int
     block_k: int = 0
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None
+
+    def options(self, pdl: bool) -> dict[str, Any]:
+        """What Triton's launcher is told."""
+        return {"num_warps": self.num_warps, "maxnreg": self.max_registers, "launch_pdl": pdl}
 
 
 def pow2(n: int) -> int:
@@ -53,6 +64,18 @@ def wait_previous(PDL: tl.constexpr):
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
+
+
+@triton.jit
+def wait_then_release(PDL: tl.constexpr):
+    """As `wait_previous`, but the next kernel starts only after the wait of every program of this one.
+
+    What was written before the previous kernel is then complete when the next one starts, and may be read there
+    without waiting (past the L1, which may hold older bytes).
+    """
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -10,9 +10,9 @@ integers with one scale per octet, finer than BF16 wherever it matters, and code
 products of pairs (dp2a), eight codes in seven instructions and without rounding. Sums start at the bits of
 1.5 * 2^23, which makes them floats as they are.
 
-`gate_up` routes too: every program recomputes the top-k of E logits, which is cheaper than one more launch.
-Router weights are multiplied into the inner activations, so that `down` is one sum over k * F channels; it
-takes the shared expert and the residual along, in a fixed order.
+`down` asks for its codes before `gate_up` is complete: it starts when every program of `gate_up` knows that the
+router's kernel (see `specter.kernels.routing`) is. Router weights are multiplied into the inner activations, so that
+`down` is one sum over k * F channels; it takes the shared expert and the residual along, in a fixed order.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -28,9 +28,10 @@ import triton.language as tl
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.kernels.device import Launch, Stream, pow2, silu, wait_previous
-from specter.kernels.octets import OCTET, Octets, store_octets
-from specter.kernels.skinny import VECTOR, load_channels, load_chunk, product, store_stream
+from specter.kernels.device import Launch, Stream, pow2, silu, wait_previous, wait_then_release
+from specter.kernels.octets import OCTET, Octets, octet_sums, store_octets
+from specter.kernels.routing import RowRouting
+from specter.kernels.skinny import VECTOR, load_channels, load_chunk, partial_product, store_stream
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
 
@@ -95,52 +96,6 @@ class PackedExperts:
 
 
 @triton.jit
-def _choose(logits, rank, E: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Expert of rank `rank` by softmax weight (ties: the lower index), and its weight."""
-    experts = tl.arange(0, BLOCK_E)
-    scores = tl.load(logits + experts, mask=experts < E, other=float("-inf"))
-    probs = tl.exp(scores - tl.max(scores, axis=0))
-    probs = probs / tl.sum(probs, axis=0)
-    # The bits of a non-negative float order as integers do, and a warp finds a 32-bit integer's extreme in one step.
-    bits = probs.to(tl.int32, bitcast=True)
-    peak = tl.max(bits, axis=0)
-    best = tl.min(tl.where(bits == peak, experts, BLOCK_E), axis=0)
-    for _ in range(rank):
-        bits = tl.where(experts == best, -1, bits)
-        peak = tl.max(bits, axis=0)
-        best = tl.min(tl.where(bits == peak, experts, BLOCK_E), axis=0)
-    return best, peak.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _pair(codes, x, SHIFT: tl.constexpr):
-    """Two codes, bytes of `codes`, times the two 16-bit halves of x."""
-    return ((codes >> SHIFT) & 15) * ((x << 16) >> 16) + ((codes >> (SHIFT + 8)) & 15) * (x >> 16)
-
-
-@triton.jit
-def _octet_sums(words, a, b, c, d, DP2A: tl.constexpr):
-    """Sum of code * value over the octet of every word, exact, as fp32; a…d: the octet's pairs of values."""
-    if DP2A:
-        bits = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 low, high, sum;
-            and.b32 low, $1, 0x0F0F0F0F;
-            shr.u32 high, $1, 4;
-            and.b32 high, high, 0x0F0F0F0F;
-            dp2a.lo.s32.u32 sum, $2, low, 0x4B400000;
-            dp2a.hi.s32.u32 sum, $3, low, sum;
-            dp2a.lo.s32.u32 sum, $4, high, sum;
-            dp2a.hi.s32.u32 $0, $5, high, sum;
-            }""",
-            "=r,r,r,r,r,r", [words, a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-        return bits.to(tl.float32, bitcast=True) - 12582912.0
-    low, high = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
-    return (_pair(low, a, 0) + _pair(low, b, 16) + _pair(high, c, 0) + _pair(high, d, 16)).to(tl.float32)
-
-
-@triton.jit
 def _load_octets(octets, scales, at, OCTETS: tl.constexpr):
     """Pairs a…d and scales of the octets `at` [RUNS, 4]."""
     a, b = tl.load(octets + at), tl.load(octets + OCTETS + at)
@@ -149,7 +104,16 @@ def _load_octets(octets, scales, at, OCTETS: tl.constexpr):
 
 
 @triton.jit
-def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexpr):
+def _product(a, b, IS_LONE: tl.constexpr):
+    """a * b. A product that a thread has only one of must not be fused into the sum across lanes that follows it.
+
+    Each lane would add the others' rounded products to its own unrounded one, and hold a sum of its own.
+    """
+    return tl.fma(a, b, 0.0) if IS_LONE else a * b
+
+
+@triton.jit
+def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexpr, IS_LONE: tl.constexpr = False):
     """Per run and row, sum of weight * x over the run's 32 channels: [RUNS, BLOCK_N].
 
     Runs come first because the compiler deals the lanes of a warp out from there: neighbouring lanes then read
@@ -158,132 +122,157 @@ def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexp
     words: codes int32 [RUNS, BLOCK_N, 4]. packed_scales: int32 [RUNS, BLOCK_N]. The rest: [RUNS, 4].
     """
     ones = tl.full(a.shape, 0x11111111, tl.int32)
-    plain = tl.sum(_octet_sums(ones, a, b, c, d, DP2A) * x_scales, axis=1)
-    sums = _octet_sums(words, a[:, None, :], b[:, None, :], c[:, None, :], d[:, None, :], DP2A)
-    total = tl.sum(sums * x_scales[:, None, :], axis=2)
+    plain = tl.sum(_product(octet_sums(ones, a, b, c, d, DP2A), x_scales, IS_LONE), axis=1)
+    sums = octet_sums(words, a[:, None, :], b[:, None, :], c[:, None, :], d[:, None, :], DP2A)
+    total = tl.sum(_product(sums, x_scales[:, None, :], IS_LONE), axis=2)
     scale = (packed_scales & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     zero = (packed_scales >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return scale * (total - zero * plain[:, None])
+    return _product(scale, total - zero * plain[:, None], IS_LONE)
+
+
+@triton.jit
+def _load_codes(words, packed_scales, runs, inside):
+    """Codes [RUNS, BLOCK_N, 4] at words [RUNS, BLOCK_N], and their scales, 0 where not `inside` [RUNS]."""
+    lanes = tl.arange(0, 4)
+    codes = tl.load(words[:, :, None] + lanes[None, None, :], mask=inside[:, None, None], other=0)
+    return codes, tl.load(packed_scales, mask=inside[:, None], other=0)
 
 
 @triton.jit
 def _gate_up(
-    logits, scale, x, x_scales, words, packed_scales, inner, inner_scales, chosen, history, counts, step, scaling,
-    F: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr,
-    STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
-    DP2A: tl.constexpr, PDL: tl.constexpr,
+    x, x_scales, scale, words, packed_scales, inner, inner_scales, history, weights, step, F: tl.constexpr,
+    D: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr, DP2A: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     RUNS: tl.constexpr = D // 32
     rank = tl.program_id(1)
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, F - 1)
     lanes = tl.arange(0, 4)
-    octet_lanes = tl.minimum(tl.arange(0, BLOCK_R), RUNS - 1)[:, None] * 4 + lanes[None, :]
-    wait_previous(PDL)
-    a, b, c, d, by = _load_octets(x, x_scales, octet_lanes, D // 8)
-    inverse = tl.load(scale)
-    expert, weight = _choose(logits, rank, E, BLOCK_E)
-    if tl.program_id(0) == 0:
-        tl.store(chosen + rank, expert)
-        tl.store(history + tl.load(step) * STEP_STRIDE + rank, expert.to(history.dtype.element_ty))
-        tl.store(counts + expert, tl.load(counts + expert) + 1)  # ranks hold different experts
+    chosen = history + tl.load(step) * STEP_STRIDE + rank
+    wait_then_release(PDL)
+    expert = tl.load(chosen, cache_modifier=".cg").to(tl.int32)  # its line of the L1 may be from a layer before
     gate = words + (expert * 2 * F + rows[None, :]) * (RUNS * 4)
     gate_scales = packed_scales + (expert * 2 * F + rows[None, :]) * G
     acc_gate = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     acc_up = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     for r in tl.static_range(0, RUNS, BLOCK_R):
         runs = r + tl.arange(0, BLOCK_R)
-        inside = (runs < RUNS)[:, None]  # a run beyond the end is read from the last one, with scale 0
+        inside = runs < RUNS  # a run beyond the end meets the last one's activations, with scale 0
         runs = tl.minimum(runs, RUNS - 1)
-        codes = (gate + runs[:, None] * 4)[:, :, None] + lanes[None, None, :]
-        scales = gate_scales + (runs * G // RUNS)[:, None]
-        gate_codes, up_codes = tl.load(codes), tl.load(codes + F * RUNS * 4)
-        gate_scale = tl.load(scales, mask=inside, other=0)
-        up_scale = tl.load(scales + F * G, mask=inside, other=0)
-        if r > 0:
-            a, b, c, d, by = _load_octets(x, x_scales, runs[:, None] * 4 + lanes[None, :], D // 8)
+        codes, scales = gate + runs[:, None] * 4, gate_scales + (runs * G // RUNS)[:, None]
+        gate_codes, gate_scale = _load_codes(codes, scales, runs, inside)
+        up_codes, up_scale = _load_codes(codes + F * RUNS * 4, scales + F * G, runs, inside)
+        a, b, c, d, by = _load_octets(x, x_scales, runs[:, None] * 4 + lanes[None, :], D // 8)
         acc_gate += _weighted_sums(gate_codes, gate_scale, a, b, c, d, by, DP2A)
         acc_up += _weighted_sums(up_codes, up_scale, a, b, c, d, by, DP2A)
-    value = silu(tl.sum(acc_gate, axis=0) * inverse) * tl.sum(acc_up, axis=0) * (inverse * weight * scaling)
+    inverse, weight = tl.load(scale), tl.load(weights + rank)
+    value = silu(tl.sum(acc_gate, axis=0) * inverse) * tl.sum(acc_up, axis=0) * (inverse * weight)
     first = rank * (F // 8)
     octet = first + tl.program_id(0) * (BLOCK_N // 8)
     store_octets(value, octet, inner, inner_scales, first + F // 8, TOP_K * F // 8, BLOCK_N)
 
 
 def gate_up(
-    logits: Tensor, scale: Tensor, x: Octets, words: Tensor, packed_scales: Tensor, inner: Octets, chosen: Tensor,
-    history: Tensor, counts: Tensor, step: Tensor, scaling: float, launch: Launch, pdl: bool,
+    x: Octets, words: Tensor, packed_scales: Tensor, routing: RowRouting, inner: Octets, launch: Launch,
+    pdl: bool,
 ) -> None:  # fmt: skip
-    """Routes, and runs gate and up of the chosen experts; `launch.block_n` is a multiple of 8.
+    """Gate and up of the chosen experts; `launch.block_n` is a multiple of 8.
 
     Args:
-        logits: fp32 [E]. scale: fp32 [1], multiplies x. x: of D channels.
-        words, packed_scales: of one layer, [E, 2F, …].
-        inner: of k * F channels, out: times the router's weights and `scaling`.
-        chosen: int32 [k] out. history: [steps, k], gets them at row `step` (int32 [1]). counts: int32 [E], + 1 each.
+        x: gain * x, of D channels. words, packed_scales: of one layer, [E, 2F, …].
+        inner: of k * F channels, out: times the router's weights.
     """
-    num_experts, wide, num_words = words.shape
-    inter, top_k, num_in = wide // 2, chosen.shape[-1], num_words * OCTET
+    _, wide, num_words = words.shape
+    inter, top_k, num_in = wide // 2, routing.weights.shape[0], num_words * OCTET
     _gate_up[(triton.cdiv(inter, launch.block_n), top_k)](
-        logits, scale, x.values.view(torch.int32), x.scales, words, packed_scales, inner.values, inner.scales, chosen,
-        history, counts, step, scaling, F=inter, D=num_in, E=num_experts, TOP_K=top_k, G=packed_scales.shape[-1],
-        STEP_STRIDE=history.stride(0), BLOCK_E=pow2(num_experts),
-        BLOCK_N=launch.block_n, BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, DP2A=words.is_cuda,
-        PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        x.values.view(torch.int32), x.scales, routing.scale, words, packed_scales, inner.values, inner.scales,
+        routing.history, routing.weights, routing.step, F=inter, D=num_in, TOP_K=top_k, G=packed_scales.shape[-1],
+        STEP_STRIDE=routing.history.stride(0), BLOCK_N=launch.block_n,
+        BLOCK_R=min(launch.block_k, pow2(num_in)) // _RUN, DP2A=words.is_cuda, PDL=pdl,
+        **launch.options(pdl),
     )  # fmt: skip
 
 
 @triton.jit
+def _load_down(
+    words, packed_scales, chosen, begin, rows, N: tl.constexpr, RUNS: tl.constexpr, ALL_RUNS: tl.constexpr,
+    G: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Codes and scales of BLOCK_R runs from `begin` on, of the chosen experts' rows side by side."""
+    runs = begin + tl.arange(0, BLOCK_R)
+    inside = runs < ALL_RUNS
+    runs = tl.minimum(runs, ALL_RUNS - 1)
+    expert = tl.load(chosen + runs // RUNS, cache_modifier=".cg").to(tl.int32)
+    codes = words + (expert * (N * RUNS * 4) + runs % RUNS * 4)[:, None] + rows[None, :] * (RUNS * 4)
+    scales = packed_scales + (expert * (N * G) + runs % RUNS * G // RUNS)[:, None] + rows[None, :] * G
+    return _load_codes(codes, scales, runs, inside)
+
+
+@triton.jit
+def _down_sums(
+    codes, scales, inner, inner_scales, begin, ALL_RUNS: tl.constexpr, BLOCK_R: tl.constexpr, DP2A: tl.constexpr,
+    IS_LONE: tl.constexpr,
+):  # fmt: skip
+    runs = tl.minimum(begin + tl.arange(0, BLOCK_R), ALL_RUNS - 1)
+    at = runs[:, None] * 4 + tl.arange(0, 4)[None, :]
+    a, b, c, d, by = _load_octets(inner, inner_scales, at, ALL_RUNS * 4)
+    return _weighted_sums(codes, scales, a, b, c, d, by, DP2A, IS_LONE)
+
+
+@triton.jit
 def _down(
-    shared, shared_w, inner, inner_scales, words, packed_scales, chosen, x, gain, scaled, squares, N: tl.constexpr,
-    S: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr, DP2A: tl.constexpr, PDL: tl.constexpr,
+    shared, shared_w, inner, inner_scales, words, packed_scales, history, step, x, gain, scaled, squares,
+    N: tl.constexpr, S: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr,
+    STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    VECTOR: tl.constexpr, DP2A: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     RUNS: tl.constexpr = F // 32  # per expert
     ALL_RUNS: tl.constexpr = TOP_K * RUNS
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, N - 1)
-    lanes = tl.arange(0, 4)
+    chosen = history + tl.load(step) * STEP_STRIDE
+    codes, scales = _load_down(words, packed_scales, chosen, 0, rows, N, RUNS, ALL_RUNS, G, MAIN)
+    if REST > 0:
+        rest_codes, rest_scales = _load_down(words, packed_scales, chosen, MAIN, rows, N, RUNS, ALL_RUNS, G, REST)
     if S > 0:
         first = load_chunk(shared_w, rows, tl.arange(0, BLOCK_K), 0, S, BLOCK_K)
     gains = load_channels(gain, channels, N)
     wait_previous(PDL)
     value = load_channels(x, channels, N)
-    acc = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
-    for r in tl.static_range(0, ALL_RUNS, BLOCK_R):
-        runs = r + tl.arange(0, BLOCK_R)
-        inside = (runs < ALL_RUNS)[:, None]
-        runs = tl.minimum(runs, ALL_RUNS - 1)
-        expert = tl.load(chosen + runs // RUNS)
-        codes = words + (expert * (N * RUNS * 4) + runs % RUNS * 4)[:, None] + rows[None, :] * (RUNS * 4)
-        scales = packed_scales + (expert * (N * G) + runs % RUNS * G // RUNS)[:, None] + rows[None, :] * G
-        tile, scale = tl.load(codes[:, :, None] + lanes[None, None, :]), tl.load(scales, mask=inside, other=0)
-        a, b, c, d, by = _load_octets(inner, inner_scales, runs[:, None] * 4 + lanes[None, :], ALL_RUNS * 4)
-        acc += _weighted_sums(tile, scale, a, b, c, d, by, DP2A)
-    value += tl.sum(acc, axis=0)
+    # Sums across threads come last: no load is moved up before their barriers.
+    main_sums = _down_sums(codes, scales, inner, inner_scales, 0, ALL_RUNS, MAIN, DP2A, False)
+    if REST > 0:
+        rest_sums = _down_sums(rest_codes, rest_scales, inner, inner_scales, MAIN, ALL_RUNS, REST, DP2A, True)
     if S > 0:
-        value += product(first, shared, shared_w, rows, S, BLOCK_N, BLOCK_K, VECTOR)
+        shared_sums = partial_product(first, shared, shared_w, rows, S, BLOCK_N, BLOCK_K, VECTOR)
+    value += tl.sum(main_sums, axis=0)
+    if REST > 0:
+        value += tl.sum(rest_sums, axis=0)
+    if S > 0:
+        value += tl.sum(shared_sums, axis=1)
     store_stream(value, gains, x, scaled, squares, channels, N)
 
 
 def down(
-    shared: Tensor, shared_w: Tensor, inner: Octets, words: Tensor, packed_scales: Tensor, chosen: Tensor,
-    stream: Stream, gain: Tensor, launch: Launch, block_codes: int, pdl: bool,
+    shared: Tensor, shared_w: Tensor, inner: Octets, words: Tensor, packed_scales: Tensor, routing: RowRouting,
+    stream: Stream, gain: Tensor, launch: Launch, pdl: bool,
 ) -> None:  # fmt: skip
-    """stream += W_shared · shared + the chosen experts' down projections of `inner` (see `gate_up`).
+    """stream += W_shared · shared + the chosen experts' down projections of `inner`; to follow `gate_up`.
 
     Args:
         shared: [S], shared_w: [D, S]; S is 0 to run the routed experts alone.
         words, packed_scales: of one layer, [E, D, …]. gain: [D], of the next norm.
-        block_codes: channels of codes per step.
     """
     _, hidden, num_words = words.shape
-    top_k, num_in, num_shared = chosen.shape[-1], num_words * OCTET, shared_w.shape[-1]
+    top_k, num_in, num_shared = routing.weights.shape[0], num_words * OCTET, shared_w.shape[-1]
+    num_runs = top_k * num_in // _RUN
+    main = pow2(num_runs + 1) // 2  # of the runs, as many as a power of two takes; then the rest
     _down[(triton.cdiv(hidden, launch.block_n),)](
-        shared, shared_w, inner.values.view(torch.int32), inner.scales, words, packed_scales, chosen, stream.x, gain,
-        stream.scaled, stream.squares, N=hidden, S=num_shared, F=num_in, TOP_K=top_k, G=packed_scales.shape[-1],
-        BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else VECTOR,
-        BLOCK_R=min(block_codes, pow2(top_k * num_in)) // _RUN, VECTOR=VECTOR, DP2A=words.is_cuda, PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        shared, shared_w, inner.values.view(torch.int32), inner.scales, words, packed_scales, routing.history,
+        routing.step, stream.x, gain, stream.scaled, stream.squares, N=hidden, S=num_shared, F=num_in, TOP_K=top_k,
+        G=packed_scales.shape[-1], STEP_STRIDE=routing.history.stride(0), BLOCK_N=launch.block_n,
+        BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else VECTOR, MAIN=main,
+        REST=pow2(num_runs - main) if num_runs > main else 0, VECTOR=VECTOR, DP2A=words.is_cuda, PDL=pdl,
+        **launch.options(pdl),
     )  # fmt: skip

@@ -53,3 +53,31 @@ def store_octets(x, octet, octets, scales, limit, OCTETS: tl.constexpr, BLOCK_N:
     place = (lanes // 2 * (2 * OCTETS) + lanes % 2)[None, :] + at[:, None] * 2
     tl.store(octets + place, values, mask=(at < limit)[:, None])
     tl.store(scales + at, scale, mask=at < limit)
+
+
+@triton.jit
+def _pair(codes, x, SHIFT: tl.constexpr):
+    """Two codes, bytes of `codes`, times the two 16-bit halves of x."""
+    return ((codes >> SHIFT) & 15) * ((x << 16) >> 16) + ((codes >> (SHIFT + 8)) & 15) * (x >> 16)
+
+
+@triton.jit
+def octet_sums(words, a, b, c, d, DP2A: tl.constexpr):
+    """Sum of code * value over the octet of every word, exact, as fp32; a…d: the octet's pairs of values."""
+    if DP2A:
+        bits = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, high, sum;
+            and.b32 low, $1, 0x0F0F0F0F;
+            shr.u32 high, $1, 4;
+            and.b32 high, high, 0x0F0F0F0F;
+            dp2a.lo.s32.u32 sum, $2, low, 0x4B400000;
+            dp2a.hi.s32.u32 sum, $3, low, sum;
+            dp2a.lo.s32.u32 sum, $4, high, sum;
+            dp2a.hi.s32.u32 $0, $5, high, sum;
+            }""",
+            "=r,r,r,r,r,r", [words, a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+        return bits.to(tl.float32, bitcast=True) - 12582912.0
+    low, high = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
+    return (_pair(low, a, 0) + _pair(low, b, 16) + _pair(high, c, 0) + _pair(high, d, 16)).to(tl.float32)

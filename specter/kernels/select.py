@@ -1,8 +1,11 @@
 """Embedding in, token out: the two ends of a step, so that a step's token feeds the next without the host.
 
-token = argmax(logits / T + Gumbel(seed, position)), ties to the lower token. The noise is Philox 4x32-10 of
-(seed, position, token / 4), the counters of `specter.speculation.noise`; its logarithms are this device's, in
-fp32, the same for draft and target. bytes: one embedding row; logits fp32 [T, V].
+token = argmax(logits / T + Gumbel(seed, position)), ties to the lower token, over the first `num_tokens` of the
+V logits of a row: the others belong to rows that pad the vocabulary, of which no tokenizer knows. The noise is that of
+`specter.speculation.noise`, number for number (Philox 4x32-10 of (seed, position, token / 4); logarithms in fp64,
+since fp32 has none of the numbers next to 1 that the largest noise comes from), and a token's noise does not depend
+on the size of the vocabulary: the device chooses what the sampler on the host would. Nothing here cuts by top-k or
+top-p. bytes: one embedding row; logits fp32 [T, V].
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -51,27 +54,29 @@ def embed(tokens: Tensor, embedding: Tensor, stream: Stream, gain: Tensor, pdl: 
 
 
 @triton.jit
-def _uniform(seed, position, tokens):
-    """Numbers in (0, 1), 24 bits each."""
+def _gumbel(seed, position, tokens):
+    """`specter.speculation.noise.gumbel` at the given tokens, fp32."""
     zero = tokens * 0
     a, b, c, d = tl.philox(seed, tokens // 4, position + zero, zero, zero, 10)
     lane = tokens % 4
     bits = tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
-    return ((bits >> 8).to(tl.int32).to(tl.float32) + 0.5) / 16777216.0
+    uniform = (bits.to(tl.uint32, bitcast=True).to(tl.float64) + 0.5) / 4294967296.0
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["seed"])
 def _scan(
-    logits, position, peaks, tokens, seed, inverse_temperature, V: tl.constexpr, BLOCKS: tl.constexpr,
+    logits, position, peaks, tokens, seed, temperature, V: tl.constexpr, LIMIT: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK_V: tl.constexpr, SAMPLED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     block, row = tl.program_id(0), tl.program_id(1)
     at = block * BLOCK_V + tl.arange(0, BLOCK_V)
     wait_previous(PDL)
-    scores = tl.load(logits + row * V + at, mask=at < V, other=float("-inf"))
+    scores = tl.load(logits + row * V + at, mask=at < LIMIT, other=float("-inf"))
     if SAMPLED:
-        noise = -tl.log(-tl.log(_uniform(seed, tl.load(position) + row + 1, at)))
-        scores = scores * inverse_temperature + noise
+        # Divided as exactly as the host does it; a product with 1 / T can be another number.
+        scores = tl.div_rn(scores, tl.full(scores.shape, 0.0, tl.float32) + temperature)
+        scores += _gumbel(seed, tl.load(position) + row + 1, at)
     tl.store(peaks + row * BLOCKS + block, tl.max(scores, axis=0))
     tl.store(tokens + row * BLOCKS + block, block * BLOCK_V + tl.argmax(scores, axis=0))
 
@@ -101,9 +106,11 @@ class Selection:
     """How a token is chosen; greedy if `temperature` is None.
 
     Attributes:
-        peaks, tokens: fp32, int32 [T, V / 1024] scratch.
+        num_tokens: only the first so many logits of a row are tokens.
+        peaks, tokens: fp32, int32 [T, num_tokens / 1024] scratch.
     """
 
+    num_tokens: int
     peaks: Tensor
     tokens: Tensor
     seed: int = 0
@@ -111,19 +118,19 @@ class Selection:
 
     @classmethod
     def empty(
-        cls, num_rows: int, vocab: int, device: torch.device | str, seed: int = 0, temperature: float | None = None
+        cls, num_rows: int, num_tokens: int, device: torch.device | str, seed: int = 0, temperature: float | None = None
     ) -> Selection:
-        shape = (num_rows, triton.cdiv(vocab, _BLOCK_V))
+        shape = (num_rows, triton.cdiv(num_tokens, _BLOCK_V))
         tokens = torch.zeros(shape, dtype=torch.int32, device=device)
-        return cls(torch.zeros(shape, device=device), tokens, seed, temperature)
+        return cls(num_tokens, torch.zeros(shape, device=device), tokens, seed, temperature)
 
     def _scan(self, logits: Tensor, position: Tensor, pdl: bool) -> None:
         num_rows, vocab = logits.shape
         num_blocks = self.peaks.shape[1]
         _scan[(num_blocks, num_rows)](
-            logits, position, self.peaks, self.tokens, self.seed, 1.0 / (self.temperature or 1.0), V=vocab,
-            BLOCKS=num_blocks, BLOCK_V=_BLOCK_V, SAMPLED=self.temperature is not None, PDL=pdl, num_warps=4,
-            launch_pdl=pdl,
+            logits, position, self.peaks, self.tokens, self.seed, self.temperature or 1.0, V=vocab,
+            LIMIT=self.num_tokens, BLOCKS=num_blocks, BLOCK_V=_BLOCK_V, SAMPLED=self.temperature is not None, PDL=pdl,
+            num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
 
     def _decide(

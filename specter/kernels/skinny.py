@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specter.kernels.device import Launch, Stream, inverse_rms, load_squares, pow2, silu, wait_previous
 from specter.kernels.octets import Octets, store_octets
+from specter.kernels.routing import RowRouting, route_if_last
 
 VECTOR = 8  # channels that one thread sums before anything is exchanged
 
@@ -63,16 +64,16 @@ def store_stream(value, gain, x, scaled, squares, channels, N: tl.constexpr):
 
 
 @triton.jit
-def product(
+def partial_product(
     first, x, w, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr
 ):  # fmt: skip
-    """Rows `rows` of W, of which `first` is the first chunk, times x: fp32 [BLOCK_N]."""
+    """Rows `rows` of W, of which `first` is the first chunk, times x: fp32 [BLOCK_N, BLOCK_K / VECTOR], unsummed."""
     ks = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
         tile = first if k == 0 else load_chunk(w, rows, ks, k, K, BLOCK_K)
         acc += fold(tile, load_vector(x, ks, k, K, BLOCK_K), BLOCK_N, BLOCK_K, VECTOR)
-    return tl.sum(acc, axis=1)
+    return acc
 
 
 @triton.jit
@@ -85,7 +86,8 @@ def _linear(
     first = load_chunk(w, rows, tl.arange(0, BLOCK_K), 0, K, BLOCK_K)
     wait_previous(PDL)
     parts = load_squares(squares, tl.arange(0, 1), BLOCKS, BLOCK_B)
-    result = product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR) * inverse_rms(parts, K, eps)
+    sums = tl.sum(partial_product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR), axis=1)
+    result = sums * inverse_rms(parts, K, eps)
     tl.store(out + channels, result.to(out.dtype.element_ty), mask=channels < N)
 
 
@@ -96,7 +98,7 @@ def norm_linear(stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Laun
     _linear[(triton.cdiv(num_out, launch.block_n),)](
         stream.scaled, stream.squares, w, out, eps, N=num_out, K=num_in, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
         BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
-        num_warps=launch.num_warps, launch_pdl=pdl,
+        **launch.options(pdl),
     )  # fmt: skip
 
 
@@ -111,7 +113,7 @@ def _residual(
     gains = load_channels(gain, channels, N)
     wait_previous(PDL)
     before = load_channels(stream, channels, N)
-    value = before + product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR)
+    value = before + tl.sum(partial_product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR), axis=1)
     value = store_stream(value, gains, stream, scaled, squares, channels, N)
     if OCTETS:
         store_octets(value, tl.program_id(0) * (BLOCK_N // 8), octets, scales, N // 8, N // 8, BLOCK_N)
@@ -130,16 +132,16 @@ def linear_residual(
         x, w, stream.x, gain, stream.scaled, stream.squares, stream.x if octets is None else octets.values,
         stream.x if octets is None else octets.scales, N=num_out, K=num_in, OCTETS=octets is not None,
         BLOCK_N=launch.block_n,
-        BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, num_warps=launch.num_warps,
-        launch_pdl=pdl,
+        BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, **launch.options(pdl),
     )  # fmt: skip
 
 
 @triton.jit
 def _norm_gated(
-    x, squares, w, inner, logits, scale, eps, F: tl.constexpr, E: tl.constexpr, K: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    VECTOR: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, inner, logits, scale, weights, history, counts, step, arrived, scaling, eps, F: tl.constexpr,
+    E: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs: the router's channels in blocks of 2 BLOCK_N first, then blocks of BLOCK_N gate and up channels."""
     ks = tl.arange(0, BLOCK_K)
@@ -169,23 +171,36 @@ def _norm_gated(
         tl.store(logits + channels, below, mask=channels <= last)
         tl.store(logits + channels + BLOCK_N, above, mask=channels + BLOCK_N <= last)
         tl.store(scale + lone, inverse, mask=pid == 0)
+        if E > 0:
+            route_if_last(
+                logits, weights, history, counts, step, arrived, scaling, num_router, E, TOP_K, STEP_STRIDE, BLOCK_E
+            )
     else:
         tl.store(inner + channels, (silu(below) * above).to(inner.dtype.element_ty), mask=channels <= last)
 
 
 def norm_gated(
-    stream: Stream, w: Tensor, inner: Tensor, logits: Tensor, scale: Tensor, eps: float, launch: Launch, pdl: bool
+    stream: Stream, w: Tensor, inner: Tensor, routing: RowRouting | None, eps: float, launch: Launch, pdl: bool
 ) -> None:
-    """inner [F] = silu(gate) * up and logits fp32 [E] of rmsnorm(stream), and scale fp32 [1] = 1 / rms.
+    """inner [F] = silu(gate) * up of rmsnorm(stream), and the layer's routing, scale included.
 
     Args:
-        w: [E + 2F, K]: router (none in a dense layer: then E is 0, and scale is left alone), gate, up.
+        w: [E + 2F, K]: router (none in a dense layer, where `routing` is None), gate, up.
     """
-    num_experts, num_inner, num_in = logits.shape[0], inner.shape[0], w.shape[1]
-    num_blocks = stream.squares.shape[1]
+    num_inner, num_in, num_blocks = inner.shape[0], w.shape[1], stream.squares.shape[1]
+    num_experts, top_k, stride, scaling = 0, 0, 0, 1.0
+    parts = (stream.x,) * 7  # never touched
+    if routing is not None:
+        num_experts, top_k = routing.logits.shape[0], routing.weights.shape[0]
+        stride, scaling = routing.history.stride(0), routing.scaling
+        parts = (
+            routing.logits, routing.scale, routing.weights, routing.history, routing.counts, routing.step,
+            routing.arrived,
+        )  # fmt: skip
     grid = triton.cdiv(num_experts, 2 * launch.block_n) + triton.cdiv(num_inner, launch.block_n)
     _norm_gated[(grid,)](
-        stream.scaled, stream.squares, w, inner, logits, scale, eps, F=num_inner, E=num_experts, K=num_in,
-        BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks), BLOCK_N=launch.block_n,
-        BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, num_warps=launch.num_warps, launch_pdl=pdl,
+        stream.scaled, stream.squares, w, inner, *parts, scaling, eps, F=num_inner, E=num_experts, K=num_in,
+        TOP_K=top_k, STEP_STRIDE=stride, BLOCK_E=pow2(num_experts), BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
+        BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
+        **launch.options(pdl),
     )  # fmt: skip

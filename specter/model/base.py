@@ -67,7 +67,7 @@ class TargetPass(Protocol):
     def combine(self, layer: int) -> None:
         """Reduces the waves' rows over k in rank order and adds the residual."""
 
-    def outputs(self) -> list[Output]:
+    def outputs(self) -> Sequence[Output]:
         """One output per row asked for (see `Model.target_pass`), to be read once this compute's event has
         happened."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
+from specter.model.names import PARTS, Shape, canonical, expected_shapes, on_hub
 from specter.model.spec import ModelSpec, read_spec
 
+INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = ("F32", "F16", "BF16")
-_PARTS = ("gate_proj", "up_proj", "down_proj")
-Shape = tuple[int, ...]
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class _Entry:
     """A tensor as the header of its file tells it."""
 
     path: Path
+    name: str  # in the file
     shape: Shape
     dtype: str
 
@@ -53,7 +56,7 @@ class Checkpoint:
         """
         directory = Path(directory)
         spec = read_spec(directory)
-        entries = _read_headers(directory)
+        entries = _read_headers(directory, spec.family)
         _check(spec, directory.name, entries)
         return cls(directory, spec, entries)
 
@@ -63,27 +66,30 @@ class Checkpoint:
         Raises:
             SpecterError: it holds NaN or infinite values.
         """
-        value = self._read(name)
-        if self._entries[name].dtype == "I8":
-            value = decode_tensor(value, self._read(name + SCALE_SUFFIX))
-        value = value.float()
-        if not bool(value.isfinite().all()):
-            raise SpecterError(
-                f"tensor {name} in {self._entries[name].path} holds NaN or infinite values",
-                "get the checkpoint anew, or write it again from finite weights",
-            )
-        return value
+        return self._value(name).float()
 
     def experts(self, layer: int) -> tuple[Tensor, Tensor]:
         """Routed experts of MoE layer `layer` (dense layers not counted): gate_up [E, 2F, D], down [E, D, F], fp32."""
+        spec = self.spec
+        gate_up = torch.empty(spec.num_experts, 2 * spec.expert_inter, spec.hidden)
+        down = torch.empty(spec.num_experts, spec.hidden, spec.expert_inter)
+        self.read_experts(layer, gate_up, down)
+        return gate_up, down
+
+    def read_experts(self, layer: int, gate_up: Tensor, down: Tensor) -> None:
+        """`experts` into tensors of any float type, one matrix at a time: needs the room of one expert besides."""
         prefix = f"model.layers.{layer + self.spec.num_dense_layers}.mlp.experts"
-        if f"{prefix}.gate_up_proj" in self._entries:
-            return self.tensor(f"{prefix}.gate_up_proj"), self.tensor(f"{prefix}.down_proj")
-        experts = range(self.spec.num_experts)
-        gate, up, down = (
-            torch.stack([self.tensor(f"{prefix}.{expert}.{part}.weight") for expert in experts]) for part in _PARTS
-        )
-        return torch.cat((gate, up), dim=1), down
+        inter = self.spec.expert_inter
+        is_fused = f"{prefix}.gate_up_proj" in self._entries
+        for expert in range(self.spec.num_experts):
+            if is_fused:
+                gate_up[expert] = self._value(f"{prefix}.gate_up_proj", expert)
+                down[expert] = self._value(f"{prefix}.down_proj", expert)
+                continue
+            gate, up, narrow = (f"{prefix}.{expert}.{part}.weight" for part in PARTS)
+            gate_up[expert, :inter] = self._value(gate)
+            gate_up[expert, inter:] = self._value(up)
+            down[expert] = self._value(narrow)
 
     def digest(self) -> str:
         """SHA-256 over the names and contents of config.json and the weight files."""
@@ -94,112 +100,137 @@ class Checkpoint:
             total.update(f"{path.name} {_file_digest(path, stat.st_size, stat.st_mtime_ns)}\n".encode())
         return total.hexdigest()
 
-    def _read(self, name: str) -> Tensor:
-        with safe_open(self._entries[name].path, framework="pt") as file:
-            value: Tensor = file.get_tensor(name)
+    @property
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes in the files by type: F32, F16, BF16, I8."""
+        total: dict[str, int] = {}
+        for entry in self._entries.values():
+            size = math.prod(entry.shape) * _ITEM_BYTES[entry.dtype]
+            total[entry.dtype] = total.get(entry.dtype, 0) + size
+        return total
+
+    @property
+    def num_files(self) -> int:
+        return len({entry.path for entry in self._entries.values()})
+
+    def _value(self, name: str, index: int | None = None) -> Tensor:
+        """A tensor (or its `index`-th row, no more of it being read), decoded and checked, in the type it has."""
+        value = self._read(name, index)
+        if self._entries[name].dtype == "I8":
+            value = decode_tensor(value, self._read(name + SCALE_SUFFIX, index))
+        if not bool(value.isfinite().all()):
+            raise SpecterError(
+                f"tensor {self._entries[name].name} in {self._entries[name].path} holds NaN or infinite values",
+                "get the checkpoint anew, or write it again from finite weights",
+            )
+        return value
+
+    def _read(self, name: str, index: int | None = None) -> Tensor:
+        entry = self._entries[name]
+        # Opened anew each time: pages of a mapped file that is left open stay in memory.
+        with safe_open(entry.path, framework="pt") as file:
+            value: Tensor = file.get_tensor(entry.name) if index is None else file.get_slice(entry.name)[index]
         return value
 
 
 def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor], int8: bool = False) -> None:
-    """Writes config.json and model.safetensors; `int8` codes the tensors in the stand-ins' format."""
+    """Writes config.json and model.safetensors under the family's names on the hub.
+
+    Args:
+        tensors: by Specter's names (see `specter.model.names`).
+        int8: code the tensors in the stand-ins' format.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(spec.to_config(), indent=2) + "\n")
     metadata = {"format": FORMAT if int8 else "pt"}
     stored = encode(tensors) if int8 else {name: tensor.contiguous() for name, tensor in tensors.items()}
+    stored = {on_hub(spec.family, name): tensor for name, tensor in stored.items()}
     save_file(stored, directory / "model.safetensors", metadata=metadata)
 
 
-def expected_shapes(spec: ModelSpec, fused: bool = False) -> dict[str, Shape]:
-    """Name and shape of every tensor of a checkpoint, routed experts one by one or `fused` by layer."""
-    hidden, inter, num_experts = spec.hidden, spec.expert_inter, spec.num_experts
-    shapes: dict[str, Shape] = {
-        "model.embed_tokens.weight": (spec.vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (spec.vocab, hidden),
-    }
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}"
-        attention = f"{prefix}.self_attn"
-        shapes |= {
-            f"{prefix}.input_layernorm.weight": (hidden,),
-            f"{prefix}.post_attention_layernorm.weight": (hidden,),
-            f"{attention}.q_proj.weight": (spec.num_heads * spec.qk_dim, hidden),
-            f"{attention}.kv_a_proj_with_mqa.weight": (spec.kv_lora + spec.rope_dim, hidden),
-            f"{attention}.kv_a_layernorm.weight": (spec.kv_lora,),
-            f"{attention}.kv_b_proj.weight": (spec.num_heads * (spec.nope_dim + spec.v_dim), spec.kv_lora),
-            f"{attention}.o_proj.weight": (hidden, spec.num_heads * spec.v_dim),
-        }
-        if layer < spec.num_dense_layers:
-            shapes |= _mlp_shapes(f"{prefix}.mlp", hidden, spec.dense_inter)
-            continue
-        shapes[f"{prefix}.mlp.gate.weight"] = (num_experts, hidden)
-        shapes |= _mlp_shapes(f"{prefix}.mlp.shared_experts", hidden, spec.shared_inter)
-        if fused:
-            shapes[f"{prefix}.mlp.experts.gate_up_proj"] = (num_experts, 2 * inter, hidden)
-            shapes[f"{prefix}.mlp.experts.down_proj"] = (num_experts, hidden, inter)
-        else:
-            for expert in range(num_experts):
-                shapes |= _mlp_shapes(f"{prefix}.mlp.experts.{expert}", hidden, inter)
-    return shapes
-
-
-def _mlp_shapes(prefix: str, hidden: int, inter: int) -> dict[str, Shape]:
-    gate, up, down = (f"{prefix}.{part}.weight" for part in _PARTS)
-    return {gate: (inter, hidden), up: (inter, hidden), down: (hidden, inter)}
-
-
-def _read_headers(directory: Path) -> dict[str, _Entry]:
+def _read_headers(directory: Path, family: str) -> dict[str, _Entry]:
     entries: dict[str, _Entry] = {}
     for path in _weight_files(directory):
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                for stored in file.keys():  # noqa: SIM118 (not a mapping)
+                    name = canonical(family, stored)
                     if name in entries:
                         raise SpecterError(
                             f"tensor {name} is in both {entries[name].path.name} and {path.name}",
                             "remove the shard that does not belong to the checkpoint",
                         )
-                    header = file.get_slice(name)
-                    entries[name] = _Entry(path, tuple(header.get_shape()), header.get_dtype())
+                    header = file.get_slice(stored)
+                    entries[name] = _Entry(path, stored, tuple(header.get_shape()), header.get_dtype())
         except (SafetensorError, OSError) as error:
             raise SpecterError(
                 f"{path} cannot be read as safetensors ({error})", "it is truncated or damaged: get the file anew"
             ) from None
+    _check_index(directory, entries)
     return entries
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX_FILE
     if not index.is_file():
         single = directory / "model.safetensors"
         if not single.is_file():
             raise SpecterError(
-                f"{directory} has neither model.safetensors nor model.safetensors.index.json",
+                f"{directory} has neither model.safetensors nor {INDEX_FILE}",
                 "give a checkpoint directory in hub format with safetensors weights",
             )
         return [single]
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise SpecterError(f"{index} is not a safetensors index", "get the file anew") from None
-    for name in names:
-        if not (directory / name).is_file():
-            raise SpecterError(f"shard {name}, named in {index}, is missing", "get the whole checkpoint")
+    names = sorted(set(_weight_map(index).values()))
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise SpecterError(
+            f"shard {missing[0]}, named in {index}, is missing ({len(missing)} of {len(names)} shards are)",
+            f"get the whole checkpoint; still missing: {', '.join(missing)}",
+        )
     return [directory / name for name in names]
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        if not all(isinstance(file, str) for file in weight_map.values()) or not weight_map:
+            raise TypeError
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise SpecterError(f"{index} is not a safetensors index", "get the file anew") from None
+    return weight_map
+
+
+def _check_index(directory: Path, entries: dict[str, _Entry]) -> None:
+    """Raises SpecterError unless every tensor of the index, if there is one, lies where it says."""
+    index = directory / INDEX_FILE
+    if not index.is_file():
+        return
+    places = {entry.name: entry.path.name for entry in entries.values()}
+    astray = [(name, file) for name, file in _weight_map(index).items() if places.get(name) != file]
+    if astray:
+        name, file = astray[0]
+        where = f"it is in {places[name]}" if name in places else "no shard has it"
+        raise SpecterError(
+            f"{index} says that {name} is in {file}, but {where} ({len(astray)} such tensors)",
+            "the index belongs to other shards: get index and shards of one revision",
+        )
+
+
 def _check(spec: ModelSpec, name: str, entries: dict[str, _Entry]) -> None:
+    def shown(key: str) -> str:
+        return entries[key].name if key in entries else on_hub(spec.family, key)
+
     fused = any(key.endswith(".mlp.experts.gate_up_proj") for key in entries)
     expected = expected_shapes(spec, fused)
     remedy = "the weights must be those of config.json: get the whole checkpoint anew"
     missing = [key for key in expected if key not in entries]
     if missing:
-        raise SpecterError(f"{name}: tensor {missing[0]} is missing ({len(missing)} in all)", remedy)
+        raise SpecterError(f"{name}: tensor {shown(missing[0])} is missing ({len(missing)} in all)", remedy)
     scales: set[str] = set()
     for key, shape in expected.items():
         entry = entries[key]
         if entry.shape != shape:
-            raise SpecterError(f"{name}: tensor {key} has shape {entry.shape}, expected {shape}", remedy)
+            raise SpecterError(f"{name}: tensor {shown(key)} has shape {entry.shape}, expected {shape}", remedy)
         if entry.dtype == "I8":
             scale = entries.get(key + SCALE_SUFFIX)
             if scale is None or scale.shape != shape[:-1] or scale.dtype not in _FLOATS:
@@ -210,11 +241,11 @@ def _check(spec: ModelSpec, name: str, entries: dict[str, _Entry]) -> None:
             scales.add(key + SCALE_SUFFIX)
         elif entry.dtype not in _FLOATS:
             raise SpecterError(
-                f"{name}: tensor {key} is {entry.dtype}", f"use weights in {', '.join(_FLOATS)} or {FORMAT}"
+                f"{name}: tensor {shown(key)} is {entry.dtype}", f"use weights in {', '.join(_FLOATS)} or {FORMAT}"
             )
     unexpected = sorted(entries.keys() - expected.keys() - scales)
     if unexpected:
-        raise SpecterError(f"{name}: tensor {unexpected[0]} is unexpected ({len(unexpected)} in all)", remedy)
+        raise SpecterError(f"{name}: tensor {shown(unexpected[0])} is unexpected ({len(unexpected)} in all)", remedy)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The live DeepSeek-V2-family decoder: a target on fixed tiles and its INT4 draft over one KV cache.
+"""The live decoder of all families: a target on fixed tiles and its INT4 draft over one KV cache.
 
 Bit for bit the same row comes out whatever runs beside it: every product has the shape of one tile, attention
 runs over one fixed key length, every expert's rows are padded to tiles, and one reduction over k in rank order
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,8 +21,10 @@ from specter.experts.slots import SlotArena
 from specter.kernels import Product, expert_tiles, gated, product, tiled_product
 from specter.model.attention import RotaryPairs, Span, attend
 from specter.model.base import Choose, FinishedStep, Output, Routing
+from specter.model.elementwise import add_bias, norm
 from specter.model.kv_cache import KVCache
-from specter.model.routing import top_k
+from specter.model.rope import check_prompt
+from specter.model.routing import route
 from specter.model.spec import ModelSpec
 from specter.model.weights import DecoderWeights, DraftExperts
 from specter.quantize.int4 import Int4Experts
@@ -38,7 +39,7 @@ class _Rows:
     normed: Tensor = field(init=False)  # [R, D], what the experts read
     hidden: Tensor = field(init=False)  # residual stream between attention and experts [R, D]
     base: Tensor = field(init=False)  # residual + shared experts [R, D]
-    weights: Tensor = field(init=False)  # router weights times routed scaling [R, k, 1]
+    weights: Tensor = field(init=False)  # of the router, scaled [R, k, 1]
     experts: Tensor = field(init=False)  # int64 [R, k]
     by_expert: NDArray[np.int64] = field(init=False)  # row * k + rank of real rows, sorted by expert
     starts: NDArray[np.int64] = field(init=False)  # where each expert's part of `by_expert` begins [E + 1]
@@ -63,7 +64,7 @@ class DraftRow:
 
 
 class Decoder:
-    """Implements `specter.model.base.Model` for a live DeepSeek-V2-family model.
+    """Implements `specter.model.base.Model` for a live model.
 
     Args:
         arena: the slots that `run_experts` reads.
@@ -111,8 +112,8 @@ class Decoder:
         """A decoder of equal weights, of which it shares only the experts, with a KV cache of its own."""
         twin = copy.copy(self)
         twin._weights = copy.deepcopy(self._weights)
-        latents = self.cache.latents
-        twin.cache = KVCache(self.spec, self.cache.capacity, latents.dtype, latents.device)
+        entries = self.cache.entries
+        twin.cache = KVCache(self.spec, self.cache.capacity, entries.dtype, entries.device)
         return twin
 
     def reset(self) -> None:
@@ -152,12 +153,14 @@ class Decoder:
         """See `Model`; outputs are logits [V].
 
         Raises:
-            SpecterError: no tokens, or more than the KV cache holds.
+            SpecterError: no tokens, more than the KV cache holds, or a prompt that LongRoPE's switch forbids.
         """
         if not 0 <= num_outputs <= len(tokens) or not tokens:
             raise SpecterError(
                 f"a pass over {len(tokens)} tokens with {num_outputs} outputs", "ask for at least one token"
             )
+        if position == 0:
+            check_prompt(self.spec, self.cache.capacity, len(tokens))
         self.cache.extend(position, len(tokens))
         with torch.inference_mode():
             if not self.rowwise:
@@ -168,28 +171,31 @@ class Decoder:
     # -- the layers, on one block of rows ---------------------------------------------------------
 
     def _embed(self, tokens: Sequence[int], position: int, tile: int) -> _Rows:
-        span = Span(self._rotary, self.cache, self.spec.num_heads, position, len(tokens), tile)
+        span = Span(self._rotary, self.cache, self.spec, position, len(tokens), tile)
         embedding = self._weights.embedding
         x = embedding.new_zeros(span.padded_rows, self.spec.hidden)
         torch.index_select(embedding, 0, torch.tensor(tokens, device=x.device), out=x[: len(tokens)])
         return _Rows(x, span)
 
-    def _norm(self, x: Tensor, gain: Tensor | None = None) -> Tensor:
-        return F.rms_norm(x, (self.spec.hidden,), gain, self.spec.norm_eps)
-
     def _mix(self, layer: int, rows: _Rows) -> bool:
         """Attention, router and shared experts; a dense layer is run whole. Returns whether experts must follow."""
-        weights, tile = self._weights.layers[layer], rows.span.tile
-        rows.x = rows.x + attend(self.mm, weights.attention, self._norm(rows.x), rows.span, self.cache, layer)
-        rows.normed = self._norm(rows.x, weights.norm)
-        wide = tiled_product(self.mm, rows.normed, weights.gate_up, tile)
+        spec, weights, tile = self.spec, self._weights.layers[layer], rows.span.tile
+        rows.x = rows.x + attend(self.mm, weights.attention, norm(spec, rows.x), rows.span, self.cache, layer)
+        rows.normed = norm(spec, rows.x, weights.norm, weights.norm_bias)
+        wide = tiled_product(self.mm, rows.normed, weights.wide, tile)
         is_moe = layer >= self.num_dense_layers
-        first = self.num_experts if is_moe else 0
         rows.hidden = rows.x
-        rows.base = rows.x + tiled_product(self.mm, gated(wide[:, first:]), weights.down, tile)
+        num_router = self.num_experts if is_moe else 0
+        num_gates = int(is_moe and spec.shared_gate)
+        rows.base = rows.x
+        if weights.down.shape[0]:
+            shared = tiled_product(self.mm, gated(wide[:, num_router + num_gates :]), weights.down, tile)
+            if num_gates:
+                shared *= torch.sigmoid(wide[:, num_router, None])
+            rows.base = rows.x + shared
         if is_moe:
-            router, rows.experts = top_k(wide[:, :first], self.top_k)
-            rows.weights = (router * self.spec.routed_scaling).unsqueeze(-1)
+            router, rows.experts = route(spec, wide[:, :num_router])
+            rows.weights = router.unsqueeze(-1)
         else:
             rows.x = rows.base
         return is_moe
@@ -197,9 +203,9 @@ class Decoder:
     def _foresee(self, layer: int, rows: _Rows) -> Tensor:
         """Expert ids int64 [R, k] of the next layer's norm and router on this layer's hidden state."""
         weights = self._weights.layers[layer + 1]
-        router = weights.gate_up[:, : self.num_experts]
-        logits = tiled_product(self.mm, self._norm(rows.hidden, weights.norm), router, rows.span.tile)
-        return top_k(logits, self.top_k)[1]
+        x = norm(self.spec, rows.hidden, weights.norm, weights.norm_bias)
+        logits = tiled_product(self.mm, x, weights.wide[:, : self.num_experts], rows.span.tile)
+        return route(self.spec, logits)[1]
 
     def _run_experts(self, rows: _Rows, experts: Sequence[int], slots: Sequence[int]) -> None:
         tile, dump = rows.span.tile, rows.expert_rows.shape[0] - 1
@@ -229,7 +235,8 @@ class Decoder:
         return rows.base + (results * rows.weights).sum(1)
 
     def _logits(self, x: Tensor, tile: int) -> Tensor:
-        return tiled_product(self.mm, self._norm(x), self._weights.head, tile)
+        logits = tiled_product(self.mm, norm(self.spec, x), self._weights.head, tile)
+        return add_bias(logits, self._weights.head_bias)
 
 
 class DecoderPass:

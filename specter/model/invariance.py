@@ -38,13 +38,13 @@ class _Trial:
     """Rows of one pass over the first layers, bits and all."""
 
     logits: Tensor  # [rows, V]
-    latents: Tensor  # [layers, rows, W]
+    entries: Tensor  # [layers, rows, kv_width]
 
     def equals(self, other: _Trial) -> bool:
-        return torch.equal(self.logits, other.logits) and torch.equal(self.latents, other.latents)
+        return torch.equal(self.logits, other.logits) and torch.equal(self.entries, other.entries)
 
     def rows(self, begin: int, end: int) -> _Trial:
-        return _Trial(self.logits[begin:end], self.latents[:, begin:end])
+        return _Trial(self.logits[begin:end], self.entries[:, begin:end])
 
 
 def invariance_check(decoder: Decoder) -> InvarianceReport:
@@ -73,7 +73,7 @@ def invariance_check(decoder: Decoder) -> InvarianceReport:
         failures=tuple(failures),
         num_rows=num_rows,
         num_threads=torch.get_num_threads(),
-        device=str(decoder.cache.latents.device),
+        device=str(decoder.cache.entries.device),
     )
 
 
@@ -84,7 +84,7 @@ def _differences(decoder: Decoder, num_rows: int) -> list[str]:
     # Rows on both sides of a key block's end, if the cache has more than one.
     start = max(0, min(KEY_BLOCK - num_rows // 2, cache.capacity - num_rows))
     cache.reset()
-    cache.latents[:, :start] = torch.randn(cache.latents[:, :start].shape, generator=generator).to(cache.latents)
+    cache.entries[:, :start] = torch.randn(cache.entries[:, :start].shape, generator=generator).to(cache.entries)
     cache.length = start
     slots = list(range(min(arena.num_slots, _MAX_SLOTS)))
     payload = _random_payload(decoder, generator)
@@ -133,5 +133,5 @@ def _run(decoder: Decoder, tokens: Sequence[int], position: int, slots: Sequence
             wave = experts[begin : begin + len(slots)]
             target.run_experts(layer, wave, slots[: len(wave)])
         target.combine(layer)
-    latents = decoder.cache.latents[:num_layers, position : position + len(tokens)]
-    return _Trial(torch.stack(target.outputs()), latents.clone())
+    entries = decoder.cache.entries[:num_layers, position : position + len(tokens)]
+    return _Trial(torch.stack(target.outputs()), entries.clone())

@@ -1,8 +1,9 @@
-"""The KV cache of MLA: one latent and one rotated key per position and layer, at a fixed capacity."""
+"""The KV cache at a fixed capacity: per position and layer one latent and one rotated key, or keys and values."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.model.spec import ModelSpec
@@ -11,7 +12,10 @@ KEY_BLOCK = 128  # keys are read in blocks of this many; storage is whole blocks
 
 
 class KVCache:
-    """Latents [L, storage, kv_lora + rope_dim]; storage is `capacity` rounded up to whole key blocks.
+    """Entries [L, storage, kv_width]; storage is `capacity` rounded up to whole key blocks.
+
+    An entry is a latent and its rotary key (the whole is the key, the latent the value), or the rotated keys of all
+    key heads and then their values.
 
     Cropping only lowers `length`; what lies beyond is finite, never read unmasked, and overwritten later.
     """
@@ -24,13 +28,19 @@ class KVCache:
             )
         self.capacity = capacity
         self.length = 0
-        self.kv_lora = spec.kv_lora
-        self.width = spec.kv_lora + spec.rope_dim
         self.storage = -(-capacity // KEY_BLOCK) * KEY_BLOCK
-        self.latents = torch.zeros(spec.num_layers, self.storage, self.width, dtype=dtype, device=device)
-        # Per layer: views of every key block, transposed [W, KEY_BLOCK], and of its values [KEY_BLOCK, kv_lora].
+        self.entries = torch.zeros(spec.num_layers, self.storage, spec.kv_width, dtype=dtype, device=device)
+        first_value = 0 if spec.is_latent else spec.num_key_heads * spec.key_width
+        # Per layer and key head: views of every key block, transposed [W, KEY_BLOCK], and its values [KEY_BLOCK, V].
         self.blocks = [
-            (layer.t().split(KEY_BLOCK, dim=1), layer[:, : spec.kv_lora].split(KEY_BLOCK)) for layer in self.latents
+            [
+                (
+                    _columns(layer, head * spec.key_width, spec.key_width).t().split(KEY_BLOCK, dim=1),
+                    _columns(layer, first_value + head * spec.value_width, spec.value_width).split(KEY_BLOCK),
+                )
+                for head in range(spec.num_key_heads)
+            ]
+            for layer in self.entries
         ]
 
     def extend(self, position: int, num_rows: int) -> None:
@@ -56,4 +66,8 @@ class KVCache:
 
     def reset(self) -> None:
         self.length = 0
-        self.latents.zero_()
+        self.entries.zero_()
+
+
+def _columns(entries: Tensor, begin: int, width: int) -> Tensor:
+    return entries[:, begin : begin + width]

@@ -1,21 +1,71 @@
-"""Softmax top-k routing with one answer: by weight descending, equal weights by the lower index."""
+"""Routing with one answer: by weight descending, equal weights by the lower index.
+
+Every reduction runs along a row, or term by term in a fixed order, so that a row's bits do not depend on its
+neighbours.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from specter.model.spec import ModelSpec
 
-def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Router weights fp32 [rows, k] (softmax over all experts, not renormalised) and expert ids int64 [rows, k].
+
+def route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Router weights fp32 [rows, k], times the routed scaling, and expert ids int64 [rows, k], in rank order.
 
     Args:
         logits: router logits [rows, E].
     """
+    if spec.router_jitter > 0:
+        weights, experts = sparsemixer(logits.float(), spec.router_jitter)
+    elif spec.num_groups > 1:
+        weights, experts = grouped_top_k(logits, spec.top_k, spec.num_groups, spec.top_groups)
+    else:
+        weights, experts = top_k(logits, spec.top_k)
+    if spec.norm_top_k:
+        weights = weights / weights.cumsum(-1)[:, -1:]
+    return weights * spec.routed_scaling, experts
+
+
+def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Softmax over all experts, the k best, not renormalised."""
     probs = torch.softmax(logits.float(), dim=-1)
-    # The bits of a non-negative float order as integers do; the reversed index below them breaks ties.
-    num_experts = logits.shape[-1]
-    reversed_index = torch.arange(num_experts - 1, -1, -1, device=logits.device)
-    keys = probs.view(torch.int32).to(torch.int64).mul_(num_experts).add_(reversed_index)
-    best = torch.topk(keys, k, dim=-1).indices
+    best = _best(probs, k)
     return probs.gather(-1, best), best
+
+
+def grouped_top_k(logits: Tensor, k: int, num_groups: int, top_groups: int) -> tuple[Tensor, Tensor]:
+    """`top_k` among the experts of the `top_groups` groups with the best expert each (arXiv 2405.04434, 2.2.2)."""
+    probs = torch.softmax(logits.float(), dim=-1)
+    groups = _best(probs.unflatten(-1, (num_groups, -1)).amax(-1), top_groups)
+    is_open = torch.zeros(len(probs), num_groups, dtype=torch.bool, device=probs.device).scatter(1, groups, True)
+    masked = probs.where(is_open.repeat_interleave(probs.shape[-1] // num_groups, dim=-1), 0.0)
+    best = _best(masked, k)
+    return masked.gather(-1, best), best
+
+
+def sparsemixer(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    """Two experts, each weighted by a softmax of its own (arXiv 2409.12136, inference form): the best expert among
+    those within 2 * jitter of it, relatively; then the second likewise, without the first. The weights do not add up
+    to 1."""
+    weights, experts = [], []
+    open_logits = logits
+    for _ in range(2):
+        peak, best = open_logits.max(dim=-1, keepdim=True)
+        far = (peak - logits) / logits.abs().maximum(peak) > 2 * jitter
+        probs = torch.softmax(open_logits.masked_fill(far, float("-inf")), dim=-1)
+        weights.append(probs.gather(-1, best))
+        experts.append(best)
+        open_logits = open_logits.scatter(-1, best, float("-inf"))
+    return torch.cat(weights, dim=-1), torch.cat(experts, dim=-1)
+
+
+def _best(scores: Tensor, k: int) -> Tensor:
+    """Indices int64 [rows, k] of the k largest non-negative scores [rows, n]."""
+    # The bits of a non-negative float order as integers do; the reversed index below them breaks ties.
+    num = scores.shape[-1]
+    reversed_index = torch.arange(num - 1, -1, -1, device=scores.device)
+    keys = scores.view(torch.int32).to(torch.int64).mul_(num).add_(reversed_index)
+    return torch.topk(keys, k, dim=-1).indices

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specter.kernels import gated
-from specter.model.attention import AttentionWeights, absorb
+from specter.model.attention import AttentionWeights
 from specter.model.checkpoint import Checkpoint
+from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts
+
+
+class TensorSource(Protocol):
+    """A `Checkpoint`, or anything that has its tensors."""
+
+    spec: ModelSpec
+
+    def tensor(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +30,8 @@ class LayerWeights:
 
     attention: AttentionWeights
     norm: Tensor  # gain [D] before the MLP
-    gate_up: Tensor  # [D, 2S], or [D, E + 2S] in MoE layers: the router's columns first
+    norm_bias: Tensor | None
+    wide: Tensor  # [D, 2S], or [D, E (+ 1) + 2S] in MoE layers: router, gate of the shared expert, gate, up
     down: Tensor  # [S, D]
 
 
@@ -31,6 +42,7 @@ class DecoderWeights:
     embedding: Tensor  # [V, D]
     layers: list[LayerWeights]
     head: Tensor  # [D, V], the final norm's gain folded in
+    head_bias: Tensor | None  # [V], the final norm's bias folded in
 
     @classmethod
     def load(
@@ -41,35 +53,45 @@ class DecoderWeights:
         def place(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype).contiguous()
 
-        head = checkpoint.tensor("lm_head.weight") * checkpoint.tensor("model.norm.weight")
+        head, bias = load_head(checkpoint)
         return cls(
             embedding=place(checkpoint.tensor("model.embed_tokens.weight")),
-            layers=[_load_layer(checkpoint, layer, place) for layer in range(checkpoint.spec.num_layers)],
+            layers=[load_layer(checkpoint, layer, place) for layer in range(checkpoint.spec.num_layers)],
             head=place(head.t()),
+            head_bias=None if bias is None else place(bias),
         )
 
 
-def _load_layer(checkpoint: Checkpoint, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
-    def get(name: str) -> Tensor:
-        return checkpoint.tensor(f"model.layers.{layer}.{name}.weight")
+def load_head(checkpoint: TensorSource) -> tuple[Tensor, Tensor | None]:
+    """The head [V, D] with the final norm's gain folded in, and its bias [V] with the norm's, where there is one."""
+    spec = checkpoint.spec
+    head = checkpoint.tensor("model.embed_tokens.weight" if spec.tied else "lm_head.weight")
+    bias = checkpoint.tensor("lm_head.bias") if spec.head_bias else None
+    if spec.layer_norm:
+        shift = head @ checkpoint.tensor("model.norm.bias")
+        bias = shift if bias is None else bias + shift
+    return head * checkpoint.tensor("model.norm.weight"), bias
 
-    attention = absorb(
-        checkpoint.spec,
-        norm=get("input_layernorm"),
-        q=get("self_attn.q_proj"),
-        kv_a=get("self_attn.kv_a_proj_with_mqa"),
-        kv_norm=get("self_attn.kv_a_layernorm"),
-        kv_b=get("self_attn.kv_b_proj"),
-        o=get("self_attn.o_proj"),
-    )
-    is_dense = layer < checkpoint.spec.num_dense_layers
+
+def load_layer(checkpoint: TensorSource, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
+    """One layer's weights, folded; `place` moves each result."""
+    spec = checkpoint.spec
+    is_dense = layer < spec.num_dense_layers
     mlp = "mlp" if is_dense else "mlp.shared_experts"
-    router = [] if is_dense else [get("mlp.gate")]
+    parts = [] if is_dense else ["mlp.gate", *(["mlp.shared_expert_gate"] if spec.shared_gate else [])]
+    has_mlp = is_dense or spec.shared_inter > 0
+    parts += [f"{mlp}.gate_proj", f"{mlp}.up_proj"] if has_mlp else []
+
+    def get(name: str) -> Tensor:
+        return checkpoint.tensor(f"model.layers.{layer}.{name}")
+
+    norm = get("post_attention_layernorm.weight")
     return LayerWeights(
-        attention=AttentionWeights(place(attention.into), place(attention.out)),
-        norm=place(get("post_attention_layernorm")),
-        gate_up=place(torch.cat([*router, get(f"{mlp}.gate_proj"), get(f"{mlp}.up_proj")]).t()),
-        down=place(get(f"{mlp}.down_proj").t()),
+        attention=AttentionWeights.fold(spec, get, place),
+        norm=place(norm),
+        norm_bias=place(get("post_attention_layernorm.bias")) if spec.layer_norm else None,
+        wide=place(torch.cat([get(f"{part}.weight") for part in parts]).t()),
+        down=place(get(f"{mlp}.down_proj.weight").t() if has_mlp else norm.new_empty(0, spec.hidden)),
     )
 
 
@@ -78,6 +100,9 @@ class DraftExperts:
 
     def __init__(self, quantized: Int4Experts, dtype: torch.dtype, device: torch.device | str) -> None:
         gate, up = quantized.gate.dequantize(dtype), quantized.up.dequantize(dtype)
+        if quantized.input_scales is not None:  # AWQ: of the input, so of the columns
+            columns = quantized.input_scales.to(dtype)[:, None, None]
+            gate, up = gate * columns, up * columns
         self.gate_up = torch.cat((gate, up), dim=2).to(device)
         self.down = quantized.down.dequantize(dtype).to(device)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specter.errors import SpecterError
 from specter.recording import Recording
 
 
@@ -39,6 +41,43 @@ def acceptance(recordings: Iterable[Recording]) -> tuple[int, int]:
             accepted += num_accepted
             examined += num_accepted + (num_accepted < len(one.draft_routing))
     return accepted, examined
+
+
+def accepted_runs(recordings: Iterable[Recording]) -> list[int]:
+    """Lengths of runs of accepted drafts, each ended by a rejection; a run goes on over rounds that accept everything.
+
+    The last run of a text, which no rejection ended, is left out.
+    """
+    lengths = []
+    for recording in recordings:
+        length = 0
+        for one in recording.passes[1:]:
+            num_accepted = len(one.new_tokens) - 1
+            length += num_accepted
+            if num_accepted < len(one.draft_routing):
+                lengths.append(length)
+                length = 0
+    return lengths
+
+
+def runs_of(agrees: NDArray[np.bool_]) -> list[int]:
+    """The same of a given text [T], where draft and target chose at every position."""
+    ends = np.flatnonzero(~agrees)
+    lengths: list[int] = (np.diff(ends, prepend=-1) - 1).tolist()
+    return lengths
+
+
+def expected_run(acceptance: float) -> float:
+    """E[A] = alpha / (1 - alpha): how many drafts are accepted in a row if each is with probability alpha."""
+    return acceptance / (1 - acceptance) if acceptance < 1 else math.inf
+
+
+def largest_useful_depth(acceptance: float) -> int:
+    """K_max: the next power of two at or above E[A], as 28.7 means 32 in the paper."""
+    expected = expected_run(acceptance)
+    if not math.isfinite(expected):
+        raise SpecterError("every draft was accepted, so no depth is too large", "measure on more text")
+    return 1 << max(0, math.ceil(math.log2(max(expected, 1))))
 
 
 def decoded_routing(recording: Recording) -> NDArray[np.int16]:

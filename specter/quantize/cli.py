@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
+from specter.hub import find_checkpoint, is_hub_id
 from specter.model.checkpoint import Checkpoint
+from specter.model.layerwise import Source
 from specter.model.spec import ModelSpec
+from specter.progress import make_progress
 from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, CalibrationText, load_calibration
-from specter.quantize.gptq_format import stack, write_directory
-from specter.quantize.int4 import Int4Experts
-from specter.quantize.layer import (
-    METHODS,
-    LayerInputs,
-    QuantizedLayer,
-    default_min_tokens,
-    output_error,
-    quantize_layer,
-)
+from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
+from specter.quantize.layer import LayerInputs, output_error
+from specter.quantize.quantizers import build_int4, default_min_tokens
 from specter.quantize.rtn import group_of
+from specter.quantize.workspace import Workspace
 
 REPORT_FILE = "quantization.json"
 
 
 @dataclass(frozen=True)
 class Options:
-    checkpoint: Path  # hub directory of the target
+    checkpoint: Path  # hub directory of the target, or its hub id ORG/NAME
     out: Path  # directory to make
     method: str = "gptq"
     group: int = 128  # input channels per group, or the row where it is shorter
-    calibration: Path = CALIBRATION
+    calibration: Path = CALIBRATION  # tokens, or a text (.txt)
+    sequences: int = 0  # of the calibration text, spread over it; 0: all
+    tokenizer: str = ""  # the model's tokenizer.json; left out: the one in its checkpoint, if there is one
     min_tokens: int = 0  # calibration tokens below which an expert is rounded to nearest; 0: twice the hidden size
     device: str = "cpu"  # or cuda
     threads: int = 1
@@ -58,94 +54,92 @@ class Options:
             SpecterError: naming the argument that is unknown, missing or malformed.
         """
         options = parse_arguments(cls, arguments)
-        if options.method not in METHODS:
-            raise SpecterError(f"method={options.method} is unknown", f"use method={' or method='.join(METHODS)}")
+        build_int4(options.method, options.group, options.min_tokens)
         if options.min_tokens < 0 or options.threads < 1:
             raise SpecterError("min_tokens below 0 or threads below 1", "leave them out for their defaults")
         return options
 
 
-@dataclass
-class Measurements:
-    """What the report says about quality, gathered layer by layer."""
-
-    tokens: list[int] = field(default_factory=list)  # calibration tokens of every expert
-    num_fallback: int = 0
-    errors: dict[str, list[float]] = field(default_factory=dict)  # method -> relative output error per layer
-
-    def add(self, layer: QuantizedLayer, errors: dict[str, float]) -> None:
-        self.tokens += layer.tokens.tolist()
-        self.num_fallback += int(layer.fallback.sum())
-        for method, error in errors.items():
-            self.errors.setdefault(method, []).append(error)
-
-    def summary(self) -> dict[str, Any]:
-        return {
-            "num_experts": len(self.tokens),
-            "num_fallback": self.num_fallback,
-            "tokens_per_expert": {
-                "min": min(self.tokens),
-                "median": statistics.median(self.tokens),
-                "max": max(self.tokens),
-            },
-            "relative_output_error": {
-                method: {"mean": statistics.fmean(errors), "worst_layer": max(errors), "per_layer": errors}
-                for method, errors in self.errors.items()
-            },
-        }
-
-
 def quantize_model(
-    checkpoint: Checkpoint, text: CalibrationText, options: Options, console: Console
-) -> tuple[Int4Experts, Measurements]:
-    """Quantises every routed expert; errors are measured on the calibration text's held-out sequences."""
-    spec = checkpoint.spec
-    num_rows = (len(text.tokens) - text.num_held_out) * text.tokens.shape[1]
-    min_tokens = options.min_tokens or default_min_tokens(spec)
-    measurements = Measurements()
-    layers: list[QuantizedLayer] = []
-    walk = walk_moe_layers(checkpoint, text.tokens, options.device)
-    label = f"{options.method} {spec.name}"
-    for experts, inputs in track(walk, label, total=spec.num_moe_layers, console=console):
-        seen = LayerInputs(inputs.hidden[:num_rows], inputs.routing[:num_rows])
-        held_out = LayerInputs(inputs.hidden[num_rows:], inputs.routing[num_rows:])
-        by_method = {
-            method: quantize_layer(experts, seen, method, options.group, min_tokens)
-            for method in dict.fromkeys((options.method, "rtn"))
-        }
-        errors = {method: output_error(experts, layer.dequantize(), held_out) for method, layer in by_method.items()}
-        measurements.add(by_method[options.method], errors)
-        layers.append(by_method[options.method].to("cpu"))
-    quantised = Int4Experts(
-        gate=stack([layer.gate for layer in layers]),
-        up=stack([layer.up for layer in layers]),
-        down=stack([layer.down for layer in layers]),
-        method=options.method,
-        num_fallback=measurements.num_fallback,
-    )
-    return quantised, measurements
+    source: Source,
+    text: CalibrationText,
+    options: Options,
+    work: Workspace,
+    console: Console,
+    num_layers: int | None = None,
+) -> None:
+    """Quantises every routed expert that `work` lacks, of the first `num_layers` MoE layers or of all.
 
-
-@contextmanager
-def atomic_directory(out: Path) -> Iterator[Path]:
-    """A directory to fill that becomes `out` at the end, or leaves no trace.
-
-    Raises:
-        SpecterError: `out` holds something already, or cannot be written.
+    Errors are measured on the text's held-out sequences.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SpecterError(f"{out} exists already", "remove it or give another out=DIR")
-    partial = out.parent / f".{out.name}.partial"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise SpecterError(f"{out} cannot be written ({error.strerror})", "give an out=DIR that is writable") from None
-    try:
-        yield partial
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    spec = source.spec
+    num_rows = (len(text.tokens) - text.num_held_out) * text.tokens.shape[1]
+    quantizers = {
+        method: build_int4(method, options.group, min_tokens(options, spec))
+        for method in dict.fromkeys((options.method, "rtn"))
+    }
+    walk = walk_moe_layers(source, text.tokens, options.device, work.start(options.device))
+    with make_progress(console) as progress:
+        task = progress.add_task(f"{options.method} {spec.name}", total=spec.num_moe_layers, completed=len(work.layers))
+        for step in walk:
+            if step.layer < len(work.layers):
+                continue  # finished when the run was killed, but not yet the states behind it
+            start = time.perf_counter()
+            seen = LayerInputs(step.inputs.hidden[:num_rows], step.inputs.routing[:num_rows])
+            held_out = LayerInputs(step.inputs.hidden[num_rows:], step.inputs.routing[num_rows:])
+            layers = {method: quantize(step.experts, seen) for method, quantize in quantizers.items()}
+            errors = {
+                method: output_error(step.experts, layer.dequantize(), held_out) for method, layer in layers.items()
+            }
+            mine = layers[options.method]
+            tensors = layer_tensors(spec, step.layer, mine)
+            report = {
+                "tokens": mine.tokens.tolist(),
+                "num_fallback": int(mine.fallback.sum()),
+                "errors": errors,
+                "names": list(tensors),
+                "num_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+                "seconds": round(time.perf_counter() - start, 3),
+            }
+            work.add(shard_name(step.layer, spec.num_moe_layers), tensors, report, step.after)
+            progress.advance(task)
+            if len(work.layers) == num_layers:
+                break
+
+
+def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the report says about quality, from the reports of all layers."""
+    tokens = [count for layer in layers for count in layer["tokens"]]
+    errors = {method: [layer["errors"][method] for layer in layers] for method in layers[0]["errors"]}
+    return {
+        "num_experts": len(tokens),
+        "num_fallback": sum(layer["num_fallback"] for layer in layers),
+        "tokens_per_expert": {
+            "min": min(tokens),
+            "median": statistics.median(tokens),
+            "max": max(tokens),
+            "per_layer": [layer["tokens"] for layer in layers],
+        },
+        "relative_output_error": {
+            method: {"mean": statistics.fmean(values), "worst_layer": max(values), "per_layer": values}
+            for method, values in errors.items()
+        },
+    }
+
+
+def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> str:
+    """Everything that decides what comes out of a quantization, as text."""
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+    parts = {
+        "checkpoint": checkpoint.digest(),
+        "method": options.method,
+        "group": options.group,
+        "min_tokens": min_tokens(options, checkpoint.spec),
+        "calibration": text.sha256,
+        "tokens": hashlib.sha256(text.tokens.numpy().tobytes()).hexdigest(),
+        "code": code.hexdigest(),
+    }
+    return json.dumps(parts, indent=1)
 
 
 def run(options: Options, console: Console) -> None:
@@ -160,28 +154,49 @@ def run(options: Options, console: Console) -> None:
         raise SpecterError(
             f"device={options.device} is not available", "use device=cpu, or device=cuda on a GPU machine"
         )
-    checkpoint = Checkpoint.open(options.checkpoint)
-    _check_groups(checkpoint.spec, options.group)
-    text = load_calibration(options.calibration, checkpoint.spec)
-    with atomic_directory(options.out) as directory:
-        experts, measurements = quantize_model(checkpoint, text, options, console)
-        write_directory(directory, experts, checkpoint.spec, options.group)
-        report = {
-            "method": options.method,
-            "group": options.group,
-            "sym": True,
-            "min_tokens": options.min_tokens or default_min_tokens(checkpoint.spec),
-            "calibration": {
-                "num_tokens": text.tokens.numel(),
-                "num_held_out_tokens": text.num_held_out * text.tokens.shape[1],
-                "sha256": text.sha256,
-            },
-            **measurements.summary(),
-            "checkpoint": {"name": checkpoint.spec.name, "sha256": checkpoint.digest()},
-            "seconds": round(time.perf_counter() - start, 2),
-        }
-        (directory / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+    directory = str(options.checkpoint)
+    checkpoint = Checkpoint.open(find_checkpoint(directory, console) if is_hub_id(directory) else directory)
+    spec = checkpoint.spec
+    _check_groups(spec, options.group)
+    own = Path(options.tokenizer) if options.tokenizer else options.checkpoint / "tokenizer.json"
+    tokenizer = own if options.tokenizer or own.is_file() else None
+    text = load_calibration(options.calibration, spec, options.sequences, tokenizer)
+    work = Workspace(options.out, origin(options, checkpoint, text))
+    num_resumed = len(work.layers)
+    if num_resumed:
+        console.print(f"going on behind {num_resumed} of {spec.num_moe_layers} layers, finished by an earlier run")
+    try:
+        quantize_model(checkpoint, text, options, work, console)
+    finally:
+        work.discard_if_empty()
+    weight_map = {
+        name: shard_name(number, spec.num_moe_layers) for number, one in enumerate(work.layers) for name in one["names"]
+    }
+    report = {
+        "method": options.method,
+        "group": options.group,
+        "sym": True,
+        "min_tokens": min_tokens(options, spec),
+        "calibration": {
+            "num_tokens": text.tokens.numel(),
+            "num_held_out_tokens": text.num_held_out * text.tokens.shape[1],
+            "sha256": text.sha256,
+        },
+        **summary(work.layers),
+        "checkpoint": {"name": spec.name, "sha256": checkpoint.digest()},
+        "num_resumed_layers": num_resumed,
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+    note = Note(options.group, True, options.method, report["num_fallback"])
+    write_config(work.directory, spec, note, has_input_scales=options.method == "awq")
+    write_index(work.directory, weight_map, sum(one["num_bytes"] for one in work.layers))
+    (work.directory / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
+    work.publish()
     console.print(_one_line(report))
+
+
+def min_tokens(options: Options, spec: ModelSpec) -> int:
+    return options.min_tokens or default_min_tokens(spec)
 
 
 def _check_groups(spec: ModelSpec, group: int) -> None:

@@ -55,19 +55,26 @@ def quantize_gptq(
             codes[..., column, :] = code.to(torch.uint8)
             error = (weight - scale * (code - zero)) / factor[..., column, column, None]
             errors[..., column - start, :] = error
-            remaining[..., column + 1 : end, :] -= factor[..., column, column + 1 : end, None] * error[..., None, :]
+            below = factor[..., column, column + 1 : end, None]
+            remaining[..., column + 1 : end, :].addcmul_(below, error[..., None, :], value=-1)
         remaining[..., end:, :] -= factor[..., start:end, end:].mT @ errors
     return Int4Matrices(codes.mT.contiguous(), grid.scales, grid.zeros, grid.group)
 
 
 def inverse_factor(hessians: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor U of each damped inverse Hessian, H^-1 = U^T U; fp32 [..., in, in].
+    """The upper triangular U of each damped inverse Hessian, H^-1 = U^T U; fp32 [..., in, in].
 
-    Computed in fp64: with few calibration tokens the Hessian alone is singular.
+    H = R R^T with R upper triangular is a Cholesky factor from the last channel to the first, and U = R^-1. In fp64,
+    on the device as well: with few calibration tokens the Hessian alone is singular. One matrix at a time: batched
+    solvers are made for many small matrices, and a layer has few large ones.
     """
-    damped = hessians.double().clone()
-    diagonal = damped.diagonal(dim1=-2, dim2=-1)
-    mean = diagonal.mean(-1, keepdim=True)
-    diagonal += damping * mean.where(mean > 0, 1)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    factors = torch.empty_like(hessians, dtype=torch.float32)
+    identity = torch.eye(hessians.shape[-1], dtype=torch.float64, device=hessians.device)
+    matrices = hessians.flatten(0, -3) if hessians.dim() > 2 else hessians[None]
+    for hessian, factor in zip(matrices, factors.view_as(matrices), strict=True):
+        damped = hessian.double()
+        mean = damped.diagonal().mean()
+        damped = damped + torch.where(mean > 0, mean, 1) * damping * identity
+        backwards = torch.linalg.cholesky(damped.flip(0, 1))
+        factor.copy_(torch.linalg.solve_triangular(backwards.flip(0, 1), identity, upper=True))
+    return factors

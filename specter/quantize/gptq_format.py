@@ -1,4 +1,4 @@
-"""The AutoGPTQ v1 directory: how INT4 experts lie on disk.
+"""The AutoGPTQ directory: how INT4 experts lie on disk, and its strict reader (`gptq_writer` writes).
 
 Per linear, W [out, in], groups of g input channels, 4 bits:
 
@@ -7,23 +7,29 @@ Per linear, W [out, in], groups of g input channels, 4 bits:
     qzeros   int32 [in / g, out / 8]  nibble j of column c = zero - 1 of output channel 8 c + j
     g_idx    int32 [in]               group of each input channel, here always i // g
 
-named model.layers.N.mlp.experts.M.{gate,up,down}_proj.{qweight,scales,qzeros,g_idx}; N counts dense layers.
-A directory written here holds the routed experts and nothing else: all other weights are the target's own.
+named model.layers.N.mlp.experts.M.{gate,up,down}_proj.{qweight,scales,qzeros,g_idx}, or as the family's publisher
+names its experts (Phi: block_sparse_moe.experts.M.w1 …); N counts dense layers.
+`checkpoint_format` "gptq" is this; "gptq_v2" stores zero instead of zero - 1, and is read as well. AWQ's experts also
+have one fp32 [D] a layer, model.layers.N.mlp.experts.input_scales, and a `checkpoint_format` of their own, so that no
+program that does not know of it reads them wrongly.
+
+A directory written here holds the routed experts and nothing else: all other weights are the target's own. Another
+program's may quantise attention and shared experts too: those tensors are counted, and left alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.model.names import canonical
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import SYMMETRIC_ZERO, group_of
@@ -31,9 +37,10 @@ from specter.quantize.rtn import SYMMETRIC_ZERO, group_of
 PROJECTIONS = ("gate", "up", "down")
 PARTS = ("qweight", "scales", "qzeros", "g_idx")
 CODES_PER_WORD = 8  # 4-bit codes in an int32
-MAX_SHARD_BYTES = 4 * 2**30
+V1, V2, V1_WITH_INPUT_SCALES = "gptq", "gptq_v2", "gptq_with_input_scales"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+OLD_CONFIG_FILE = "quantize_config.json"
 REMEDY = "quantise again: python -m specter.quantize checkpoint=DIR out=DIR method=gptq group=128"
 
 
@@ -76,107 +83,50 @@ def pack(matrices: Int4Matrices) -> dict[str, Tensor]:
     }
 
 
-def unpack(parts: dict[str, Tensor], group: int) -> Int4Matrices:
-    """Inverse of `pack`; `g_idx` is not looked at."""
+def unpack(parts: dict[str, Tensor], group: int, zero_offset: int = 1) -> Int4Matrices:
+    """Inverse of `pack`; `g_idx` is not looked at. `zero_offset`: what the format subtracts from a zero."""
     return Int4Matrices(
         codes=unpack_words(parts["qweight"]).mT.contiguous(),
         scales=parts["scales"].mT.contiguous(),
-        zeros=unpack_words(parts["qzeros"].mT) + 1,
+        zeros=unpack_words(parts["qzeros"].mT) + zero_offset,
         group=group,
     )
 
 
-# -- writing -----------------------------------------------------------------------------------
-
-
-def write_directory(
-    directory: Path, experts: Int4Experts, spec: ModelSpec, group_size: int, max_shard_bytes: int = MAX_SHARD_BYTES
-) -> None:
-    """Writes config.json and the tensors into `directory`, which must exist and hold no other model."""
-    for projection in PROJECTIONS:
-        matrices: Int4Matrices = getattr(experts, projection)
-        if bool((matrices.zeros < 1).any()):
-            raise SpecterError(f"{projection}: a zero point is 0", "quantise with zeros in 1..15; v1 stores zero - 1")
-    config = spec.to_config() | {"quantization_config": _quantization_config(experts, spec, group_size)}
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-    layer_bytes = sum(_packed_bytes(getattr(experts, projection)) for projection in PROJECTIONS)
-    layers_per_shard = max(1, max_shard_bytes // layer_bytes)
-    starts = range(0, spec.num_moe_layers, layers_per_shard)
-    if len(starts) == 1:
-        save_file(_named_tensors(experts, spec, range(spec.num_moe_layers)), directory / SINGLE_FILE)
-        return
-    weight_map: dict[str, str] = {}
-    for number, start in enumerate(starts, 1):
-        layers = range(start, min(start + layers_per_shard, spec.num_moe_layers))
-        tensors = _named_tensors(experts, spec, layers)
-        file = f"model-{number:05d}-of-{len(starts):05d}.safetensors"
-        save_file(tensors, directory / file)
-        weight_map |= dict.fromkeys(tensors, file)
-    total_bytes = layer_bytes * spec.num_moe_layers
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    (directory / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n")
-
-
-def _quantization_config(experts: Int4Experts, spec: ModelSpec, group_size: int) -> dict[str, Any]:
-    modules = [f"mlp.experts.{expert}.{name}_proj" for expert in range(spec.num_experts) for name in PROJECTIONS]
-    sym = all(bool((getattr(experts, name).zeros == SYMMETRIC_ZERO).all()) for name in PROJECTIONS)
-    return {
-        "quant_method": "gptq",
-        "bits": 4,
-        "group_size": group_size,
-        "desc_act": False,
-        "sym": sym,
-        "checkpoint_format": "gptq",
-        "modules_in_block_to_quantize": [modules],
-        "meta": {"quantizer": "specter", "method": experts.method, "num_fallback": experts.num_fallback},
-    }
-
-
-def _packed_bytes(matrices: Int4Matrices) -> int:
-    """Bytes of one layer's packed linears."""
-    _, num_experts, out, columns = matrices.codes.shape
-    groups = columns // matrices.group
-    return num_experts * (out * columns // 2 + 2 * out * groups + out * groups // 2 + 4 * columns)
-
-
-def _named_tensors(experts: Int4Experts, spec: ModelSpec, layers: range) -> dict[str, Tensor]:
-    tensors = {}
-    for layer in layers:
-        for projection in PROJECTIONS:
-            matrices: Int4Matrices = getattr(experts, projection)
-            parts = pack(
-                Int4Matrices(matrices.codes[layer], matrices.scales[layer], matrices.zeros[layer], matrices.group)
-            )
-            for part, batch in parts.items():
-                for expert, tensor in enumerate(batch):
-                    tensors[tensor_name(spec, layer, expert, projection, part)] = tensor
-    return tensors
+# -- names --------------------------------------------------------------------------------------
 
 
 def tensor_name(spec: ModelSpec, layer: int, expert: int, projection: str, part: str) -> str:
-    """`layer` counts MoE layers from 0; the name on disk counts dense layers too."""
-    return f"model.layers.{layer + spec.num_dense_layers}.mlp.experts.{expert}.{projection}_proj.{part}"
+    """The name within Specter (see `specter.model.names`); `layer` counts MoE layers from 0."""
+    return f"{_experts(spec, layer)}.{expert}.{projection}_proj.{part}"
+
+
+def scales_name(spec: ModelSpec, layer: int) -> str:
+    """Of what the routed experts' input is multiplied by in MoE layer `layer`."""
+    return f"{_experts(spec, layer)}.input_scales"
+
+
+def _experts(spec: ModelSpec, layer: int) -> str:
+    return f"model.layers.{layer + spec.num_dense_layers}.mlp.experts"
 
 
 # -- reading -----------------------------------------------------------------------------------
 
 
 def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
-    """Reads all routed experts of `spec` from an AutoGPTQ v1 directory, whoever wrote it.
+    """Reads all routed experts of `spec` from an AutoGPTQ directory, whoever wrote it.
 
-    Tensors that are not quantised (embedding, attention, norms, ...) are left alone: the draft shares the
-    target's. `method` and `num_fallback` come from the directory's own note; without one (another program's
-    directory) they read "gptq" and 0.
+    All other tensors, quantised or not, are left alone: the draft shares the target's. `method` and `num_fallback` come
+    from the directory's own note; without one (another program's directory) they read "gptq" and 0.
 
     Raises:
-        SpecterError: another format or width, act-order, a missing, unexpected, doubled, truncated or
-            misshapen tensor, or any module quantised besides the routed experts.
+        SpecterError: another format or width, channels of a group that are not neighbours (act-order), or a missing,
+            unexpected, doubled, truncated or misshapen tensor.
     """
-    config = _read_json(directory / "config.json")
-    quantization = _check_quantization(directory, config)
-    files = _tensor_files(directory)
-    _check_names(directory, spec, set(files))
+    quantization = _check_quantization(directory, _read_quantization(directory))
+    files = _tensor_files(directory, spec.family)
+    has_input_scales = quantization["checkpoint_format"] == V1_WITH_INPUT_SCALES
+    num_ignored = _check_names(directory, spec, set(files), has_input_scales)
     group_size = quantization["group_size"]
     read = _Reader(directory, files)
     projections = {}
@@ -199,17 +149,33 @@ def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
                 "qzeros": read.batch(names["qzeros"], (groups, out // CODES_PER_WORD), torch.int32),
                 "g_idx": read.batch(names["g_idx"], (columns,), torch.int32),
             }
-            matrices = unpack(parts, group)
+            matrices = unpack(parts, group, zero_offset=int(quantization["checkpoint_format"] != V2))
             expected_index = torch.arange(columns) // group
-            _check_each(parts["g_idx"] == expected_index, names["g_idx"], "is not i // group_size (act-order)")
+            _check_each(
+                parts["g_idx"] == expected_index,
+                names["g_idx"],
+                "scatters the channels of a group (desc_act without static groups), which no kernel here reads",
+                "quantise with desc_act=False, or with static groups",
+            )
             good_scales = torch.isfinite(parts["scales"]) & (parts["scales"] > 0)
             _check_each(good_scales, names["scales"], "holds a scale that is not a positive number")
             good_zeros = matrices.zeros == SYMMETRIC_ZERO if quantization["sym"] else matrices.zeros < 16
             _check_each(good_zeros, names["qzeros"], f"holds a zero point that sym={quantization['sym']} rules out")
             layers.append(matrices)
         projections[projection] = stack(layers)
+    input_scales = None
+    if has_input_scales:
+        every = [scales_name(spec, layer) for layer in range(spec.num_moe_layers)]
+        input_scales = read.batch(every, (spec.hidden,), torch.float32)
+        _check_each(torch.isfinite(input_scales) & (input_scales > 0), every, "holds a scale that is not positive")
     meta = quantization.get("meta") or {}
-    return Int4Experts(**projections, method=meta.get("method", "gptq"), num_fallback=int(meta.get("num_fallback", 0)))
+    return Int4Experts(
+        **projections,
+        method=meta.get("method", "gptq"),
+        num_fallback=int(meta.get("num_fallback", 0)),
+        input_scales=input_scales,
+        num_ignored=num_ignored,
+    )
 
 
 def stack(layers: list[Int4Matrices]) -> Int4Matrices:
@@ -234,18 +200,25 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
-    quantization = config.get("quantization_config")
+def _read_quantization(directory: Path) -> dict[str, Any]:
+    """`quantization_config` of config.json; older directories have a file of its own beside it."""
+    quantization = _read_json(directory / "config.json").get("quantization_config")
+    if quantization is None and (directory / OLD_CONFIG_FILE).is_file():
+        quantization = {"quant_method": "gptq"} | _read_json(directory / OLD_CONFIG_FILE)
     if not isinstance(quantization, dict):
         raise SpecterError(f"{directory}/config.json has no quantization_config", REMEDY)
+    return quantization
+
+
+def _check_quantization(directory: Path, quantization: dict[str, Any]) -> dict[str, Any]:
     allowed: dict[str, tuple[Any, ...]] = {
         "quant_method": ("gptq",),
         "bits": (4,),
-        "desc_act": (False,),
-        "checkpoint_format": ("gptq",),  # gptq_v2 stores zero, not zero - 1
+        "desc_act": (True, False),  # g_idx is what counts
+        "checkpoint_format": (V1, V2, V1_WITH_INPUT_SCALES),
         "sym": (True, False),
     }
-    found = {"desc_act": False, "checkpoint_format": "gptq", "sym": True} | quantization  # the format's defaults
+    found = {"desc_act": False, "checkpoint_format": V1, "sym": True} | quantization  # the format's defaults
     for key, values in allowed.items():
         if found.get(key) not in values:
             wanted = " or ".join(repr(value) for value in values)
@@ -256,63 +229,66 @@ def _check_quantization(directory: Path, config: dict[str, Any]) -> dict[str, An
     return found
 
 
-def _tensor_files(directory: Path) -> dict[str, Path]:
-    """Which file holds each tensor."""
+def _tensor_files(directory: Path, family: str) -> dict[str, tuple[Path, str]]:
+    """Which file holds each tensor, and under which name: the publisher's, or transformers' own."""
     paths = sorted(directory.glob("*.safetensors"))
     if (directory / INDEX_FILE).exists():
         weight_map = _read_json(directory / INDEX_FILE).get("weight_map", {})
         paths = [directory / file for file in sorted(set(weight_map.values()))]
     if not paths:
         raise SpecterError(f"no safetensors file in {directory}", REMEDY)
-    files: dict[str, Path] = {}
+    files: dict[str, tuple[Path, str]] = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as tensors:
                 names = list(tensors.keys())
         except (SafetensorError, OSError) as error:
             raise SpecterError(f"{path} is missing or truncated ({error})", REMEDY) from None
-        for name in names:
+        for stored in names:
+            name = canonical(family, stored)
             if name in files:
-                raise SpecterError(f"{name} is twice in {directory}: {files[name].name} and {path.name}", REMEDY)
-            files[name] = path
+                raise SpecterError(f"{stored} is twice in {directory}: {files[name][0].name} and {path.name}", REMEDY)
+            files[name] = (path, stored)
     return files
 
 
-def _check_names(directory: Path, spec: ModelSpec, names: set[str]) -> None:
-    expected = set(_expected_names(spec))
+def _check_names(directory: Path, spec: ModelSpec, names: set[str], has_input_scales: bool) -> int:
+    """Returns the number of other modules that the directory quantises."""
+    expected = {
+        tensor_name(spec, layer, expert, projection, part)
+        for layer, expert, projection, part in itertools.product(
+            range(spec.num_moe_layers), range(spec.num_experts), PROJECTIONS, PARTS
+        )
+    }
+    if has_input_scales:
+        expected |= {scales_name(spec, layer) for layer in range(spec.num_moe_layers)}
     missing = sorted(expected - names)
     if missing:
         raise SpecterError(f"{directory} lacks {missing[0]} ({len(missing)} tensors missing in all)", REMEDY)
-    quantised = {name for name in names - expected if name.endswith(PARTS) or ".mlp.experts." in name}
-    if quantised:
+    unexpected = {name for name in names - expected if ".experts." in name}
+    if unexpected:
         raise SpecterError(
-            f"{directory} holds {min(quantised)}, which is not part of a routed expert of {spec.name} "
-            f"({len(quantised)} such tensors)",
-            f"only routed experts may be quantised; {REMEDY}",
+            f"{directory} holds {min(unexpected)}, which is not part of a quantised expert of {spec.name} "
+            f"({len(unexpected)} such tensors)",
+            f"give the directory of this very model; {REMEDY}",
         )
-
-
-def _expected_names(spec: ModelSpec) -> Iterator[str]:
-    for layer in range(spec.num_moe_layers):
-        for expert in range(spec.num_experts):
-            for projection in PROJECTIONS:
-                for part in PARTS:
-                    yield tensor_name(spec, layer, expert, projection, part)
+    return sum(name.endswith(".qweight") for name in names - expected)
 
 
 class _Reader:
     """Reads tensors by name from files that stay open (mapped, not read) meanwhile."""
 
-    def __init__(self, directory: Path, files: dict[str, Path]) -> None:
+    def __init__(self, directory: Path, files: dict[str, tuple[Path, str]]) -> None:
         self._directory = directory
         self._files = files
-        self._open = {path: safe_open(path, framework="pt") for path in set(files.values())}
+        self._open = {path: safe_open(path, framework="pt") for path in {path for path, _ in files.values()}}
 
     def batch(self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The named tensors as one, [len(names), *shape]; each is checked."""
         tensors = []
         for name in names:
-            tensor = self._open[self._files[name]].get_tensor(name)
+            path, stored = self._files[name]
+            tensor = self._open[path].get_tensor(stored)
             if tensor.shape != shape or tensor.dtype != dtype:
                 raise SpecterError(
                     f"{self._directory}: {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {list(shape)}",
@@ -322,8 +298,8 @@ class _Reader:
         return torch.stack(tensors)
 
 
-def _check_each(good: Tensor, names: list[str], fault: str) -> None:
+def _check_each(good: Tensor, names: list[str], fault: str, remedy: str = REMEDY) -> None:
     """Names the first of `names` whose row of `good` [len(names), ...] is not all true."""
     bad = (~good.flatten(1).all(1)).nonzero().flatten()
     if len(bad):
-        raise SpecterError(f"{names[int(bad[0])]} {fault}", REMEDY)
+        raise SpecterError(f"{names[int(bad[0])]} {fault}", remedy)

@@ -1,20 +1,18 @@
-"""Quantises all routed experts of one layer, given what the target feeds them."""
+"""The routed experts of one layer: as they are, what the target feeds them, and quantised."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec
-from specter.quantize.gptq import quantize_gptq
-from specter.quantize.int4 import Int4Matrices
-from specter.quantize.rtn import quantize_rtn
+from specter.quantize.int4 import Int4Matrices, Matrices
 
-METHODS = ("gptq", "rtn")
+M = TypeVar("M", bound=Matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +39,48 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedLayer:
-    gate: Int4Matrices
-    up: Int4Matrices
-    down: Int4Matrices
-    tokens: Tensor  # int64 [E], calibration tokens that visited each expert
-    fallback: Tensor  # bool [E], rounded to nearest although GPTQ was asked for
+class QuantizedLayer(Generic[M]):
+    """What every quantizer makes of a layer; `Int4Layer` where a draft can run it."""
 
-    def to(self, device: torch.device | str) -> QuantizedLayer:
-        gate, up, down = (
-            Int4Matrices(m.codes.to(device), m.scales.to(device), m.zeros.to(device), m.group)
-            for m in (self.gate, self.up, self.down)
-        )
-        return QuantizedLayer(gate, up, down, self.tokens, self.fallback)
+    gate: M
+    up: M
+    down: M
+    tokens: Tensor  # int64 [E], calibration tokens that visited each expert
+    fallback: Tensor  # bool [E], rounded to nearest although the method wanted calibration tokens
+    input_scales: Tensor | None = None  # fp32 [D], by which gate's and up's input is multiplied (AWQ)
+
+    def to(self, device: torch.device | str) -> QuantizedLayer[M]:
+        gate, up, down = (part.to(device) for part in (self.gate, self.up, self.down))
+        scales = None if self.input_scales is None else self.input_scales.to(device)
+        return QuantizedLayer(gate, up, down, self.tokens, self.fallback, scales)  # type: ignore[arg-type]
 
     def dequantize(self) -> LayerExperts:
-        return LayerExperts(self.gate.dequantize(), self.up.dequantize(), self.down.dequantize())
+        """The experts that stand for these, fp32; scales of the input are in the matrices."""
+        gate, up, down = (part.dequantize() for part in (self.gate, self.up, self.down))
+        if self.input_scales is not None:
+            gate, up = gate * self.input_scales, up * self.input_scales
+        return LayerExperts(gate, up, down)
+
+
+Int4Layer = QuantizedLayer[Int4Matrices]
 
 
 @dataclass(frozen=True, slots=True)
 class Hessians:
-    """Sums of x x^T over the tokens of each expert: what GPTQ needs to know of the calibration text."""
+    """Sums of x x^T and mean |x| over the tokens of each expert: what quantizers need to know of the text."""
 
     tokens: Tensor  # int64 [E]
     hidden: Tensor  # fp32 [E, D, D], inputs of gate and up
     inner: Tensor  # fp32 [E, F, F], inputs of down: the expert's own activation
+    inner_magnitudes: Tensor  # fp32 [E, F]
+
+
+def check_finite(inputs: LayerInputs) -> None:
+    """Raises SpecterError if the activations hold NaN or infinity."""
+    if not bool(torch.isfinite(inputs.hidden).all()):
+        raise SpecterError(
+            "the target's activations on the calibration text hold NaN or infinity", "check the checkpoint's weights"
+        )
 
 
 def expert_output(experts: LayerExperts, expert: int, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,61 +91,22 @@ def expert_output(experts: LayerExperts, expert: int, rows: Tensor) -> tuple[Ten
 
 
 def collect_hessians(experts: LayerExperts, inputs: LayerInputs) -> Hessians:
+    """Raises SpecterError if the activations are not finite."""
+    check_finite(inputs)
     num_experts, inter, hidden = experts.gate.shape
     device = inputs.hidden.device
     tokens = torch.zeros(num_experts, dtype=torch.int64)
     hidden_sums = torch.zeros(num_experts, hidden, hidden, device=device)
     inner_sums = torch.zeros(num_experts, inter, inter, device=device)
+    magnitudes = torch.zeros(num_experts, inter, device=device)
     for expert, visitors in enumerate(inputs.visits(num_experts)):
         rows = inputs.hidden[visitors].float()
         inner, _ = expert_output(experts, expert, rows)
         tokens[expert] = len(rows)
         hidden_sums[expert] = rows.T @ rows
         inner_sums[expert] = inner.T @ inner
-    return Hessians(tokens, hidden_sums, inner_sums)
-
-
-def default_min_tokens(spec: ModelSpec) -> int:
-    """Tokens from which GPTQ beats rounding on text it has not seen: two per input channel.
-
-    Measured on the DeepSeek stand-in (D = 64, layers 0, 8, 16 and 25), relative output error of rounding 0.086 /
-    0.101 / 0.150 / 0.129; of GPTQ from 64 tokens 0.093 / 0.120 / 0.181 / 0.151, from 128 tokens 0.081 / 0.100 / 0.149
-    / 0.126, from 2000 tokens 0.072 / 0.088 / 0.133 / 0.113.
-    """
-    return 2 * spec.hidden
-
-
-def quantize_layer(
-    experts: LayerExperts, inputs: LayerInputs, method: str, group_size: int, min_tokens: int
-) -> QuantizedLayer:
-    """Quantises the three matrices of every expert, symmetric.
-
-    An expert visited by fewer than `min_tokens` calibration tokens is rounded to nearest: a Hessian of few
-    tokens makes GPTQ worse than that.
-
-    Raises:
-        SpecterError: weights or activations that are not finite, a group that does not divide a row.
-    """
-    if not bool(torch.isfinite(inputs.hidden).all()):
-        raise SpecterError(
-            "the target's activations on the calibration text hold NaN or infinity", "check the checkpoint's weights"
-        )
-    gate, up, down = (quantize_rtn(w, group_size) for w in (experts.gate, experts.up, experts.down))
-    if method == "rtn":
-        num_experts = len(experts.gate)
-        tokens = torch.bincount(inputs.routing.flatten(), minlength=num_experts).cpu()
-        return QuantizedLayer(gate, up, down, tokens, torch.zeros(num_experts, dtype=torch.bool))
-
-    hessians = collect_hessians(experts, inputs)
-    covered = (hessians.tokens >= min_tokens).nonzero().flatten().to(experts.gate.device)
-    if len(covered):
-        inter = experts.gate.shape[1]
-        gate_up = torch.cat([experts.gate[covered], experts.up[covered]], 1)  # one input, so one Hessian
-        codes = quantize_gptq(gate_up, hessians.hidden[covered], group_size).codes
-        gate.codes[covered] = codes[:, :inter]
-        up.codes[covered] = codes[:, inter:]
-        down.codes[covered] = quantize_gptq(experts.down[covered], hessians.inner[covered], group_size).codes
-    return QuantizedLayer(gate, up, down, hessians.tokens, hessians.tokens < min_tokens)
+        magnitudes[expert] = inner.abs().sum(0) / max(len(rows), 1)
+    return Hessians(tokens, hidden_sums, inner_sums, magnitudes)
 
 
 def output_error(experts: LayerExperts, quantised: LayerExperts, inputs: LayerInputs) -> float:

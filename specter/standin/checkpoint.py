@@ -11,21 +11,32 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
+from specter.model.names import canonical, on_hub
 from specter.model.spec import ModelSpec
-from specter.standin.network import DENSE, MOE, Weights, weight_shapes
+from specter.standin.network import Weights, dense_shapes, moe_shapes, weight_shapes
 
-# Stacked name -> hub name; {n} is the layer, dense layers included.
+# Stacked name -> Specter's name (see specter/model/names.py); {n} is the layer, dense layers included.
 HUB_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
+    "norm_bias": "model.norm.bias",
     "head": "lm_head.weight",
+    "head_bias": "lm_head.bias",
     "attn_norm": "model.layers.{n}.input_layernorm.weight",
+    "attn_norm_bias": "model.layers.{n}.input_layernorm.bias",
     "q": "model.layers.{n}.self_attn.q_proj.weight",
     "kv_a": "model.layers.{n}.self_attn.kv_a_proj_with_mqa.weight",
     "kv_norm": "model.layers.{n}.self_attn.kv_a_layernorm.weight",
     "kv_b": "model.layers.{n}.self_attn.kv_b_proj.weight",
+    "k": "model.layers.{n}.self_attn.k_proj.weight",
+    "v": "model.layers.{n}.self_attn.v_proj.weight",
+    "q_bias": "model.layers.{n}.self_attn.q_proj.bias",
+    "k_bias": "model.layers.{n}.self_attn.k_proj.bias",
+    "v_bias": "model.layers.{n}.self_attn.v_proj.bias",
     "o": "model.layers.{n}.self_attn.o_proj.weight",
+    "o_bias": "model.layers.{n}.self_attn.o_proj.bias",
     "mlp_norm": "model.layers.{n}.post_attention_layernorm.weight",
+    "mlp_norm_bias": "model.layers.{n}.post_attention_layernorm.bias",
     "dense_gate": "model.layers.{n}.mlp.gate_proj.weight",
     "dense_up": "model.layers.{n}.mlp.up_proj.weight",
     "dense_down": "model.layers.{n}.mlp.down_proj.weight",
@@ -33,6 +44,7 @@ HUB_NAMES = {
     "shared_gate": "model.layers.{n}.mlp.shared_experts.gate_proj.weight",
     "shared_up": "model.layers.{n}.mlp.shared_experts.up_proj.weight",
     "shared_down": "model.layers.{n}.mlp.shared_experts.down_proj.weight",
+    "shared_sigmoid": "model.layers.{n}.mlp.shared_expert_gate.weight",
     "gate_up": "model.layers.{n}.mlp.experts.gate_up_proj",
     "down": "model.layers.{n}.mlp.experts.down_proj",
 }
@@ -42,13 +54,13 @@ def _hub_names(name: str, spec: ModelSpec) -> list[str]:
     template = HUB_NAMES[name]
     if "{n}" not in template:
         return [template]
-    first = spec.num_dense_layers if name in MOE else 0
-    last = spec.num_dense_layers if name in DENSE else spec.num_layers
+    first = spec.num_dense_layers if name in moe_shapes(spec) else 0
+    last = spec.num_dense_layers if name in dense_shapes(spec) else spec.num_layers
     return [template.format(n=layer) for layer in range(first, last)]
 
 
 def to_hub(weights: Weights, spec: ModelSpec) -> dict[str, Tensor]:
-    """Stacked weights to a state dict under hub names (routed experts fused per layer)."""
+    """Stacked weights to a state dict under Specter's names (routed experts fused per layer)."""
     state: dict[str, Tensor] = {}
     for name, weight in weights.items():
         names = _hub_names(name, spec)
@@ -70,6 +82,7 @@ def save_standin(weights: Weights, spec: ModelSpec, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(spec.to_config(), indent=1) + "\n")
     coded = encode({name: tensor.detach().cpu() for name, tensor in to_hub(weights, spec).items()})
+    coded = {on_hub(spec.family, name): tensor for name, tensor in coded.items()}
     save_file(coded, folder / "model.safetensors", metadata={"format": FORMAT})
 
 
@@ -79,7 +92,8 @@ def load_standin(spec: ModelSpec, folder: Path) -> Weights:
     Raises:
         SpecterError: a tensor is missing or unexpected.
     """
-    coded = load_file(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
+    coded = {canonical(spec.family, name): tensor for name, tensor in stored.items()}
     plain = {
         name: decode_tensor(tensor, coded[name + SCALE_SUFFIX]) if tensor.dtype == torch.int8 else tensor.float()
         for name, tensor in coded.items()

@@ -22,12 +22,12 @@ from torch import Tensor
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.model.checkpoint import Checkpoint
-from specter.model.spec import DEEPSEEK_V2_LITE, ModelSpec
-from specter.quantize.cli import atomic_directory
+from specter.model.names import on_hub
+from specter.model.spec import FULL_SIZE, ModelSpec
+from specter.quantize.workspace import atomic_directory
 from specter.standin.inflated import InflatedCheckpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-FULL_SIZE = {"deepseek_v2_lite": DEEPSEEK_V2_LITE}
 MAX_SHARD_BYTES = 4 * 2**30
 
 
@@ -110,7 +110,8 @@ def run(options: Options, console: Console) -> None:
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress("{task.description}", *columns, console=console) as progress:
             progress.add_task(f"inflate {spec.name}", total=needed)
-            write_shards(directory, wide.tensors(), progress, MAX_SHARD_BYTES)
+            tensors = ((on_hub(spec.family, name), tensor) for name, tensor in wide.tensors())
+            write_shards(directory, tensors, progress, MAX_SHARD_BYTES)
     console.print(f"{needed / 1e9:.1f} GB in {time.perf_counter() - start:.1f} s: {options.out}")
 
 

@@ -7,6 +7,7 @@ all factors on quantised matrices are powers of two; with the random one gains a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from typing import get_args
@@ -17,14 +18,19 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.model.checkpoint import Checkpoint
+from specter.model.names import PARTS, expected_shapes
 from specter.model.rope import softmax_scale
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.standin.isometry import Isometry, Layout, NeuronCopies
+from specter.standin.plain_heads import PlainHeads
 
 GROUP = 128  # input channels per INT4 group of a full-size model
-_SAME = ("num_layers", "num_dense_layers", "num_experts", "top_k", "rope_dim", "routed_scaling", "norm_eps", "rope")
-_WHOLE = ("hidden", "dense_inter", "expert_inter", "shared_inter", "num_heads", "nope_dim", "v_dim", "kv_lora")
+_WHOLE = (
+    "hidden", "dense_inter", "expert_inter", "shared_inter", "num_heads", "num_kv_heads", "nope_dim", "rope_dim",
+    "v_dim", "kv_lora",
+)  # fmt: skip
+_FREE = (*_WHOLE, "name", "vocab", "max_positions", "rope")  # all other fields are the same
 
 
 class InflatedCheckpoint:
@@ -46,6 +52,8 @@ class InflatedCheckpoint:
         check_inflatable(narrow.spec, spec)
         if layout not in get_args(Layout):
             raise SpecterError(f"layout={layout} is unknown", f"use layout={' or layout='.join(get_args(Layout))}")
+        if layout == "random" and spec.layer_norm:
+            raise SpecterError(f"a random isometry does not keep the LayerNorm of {spec.name}", "use layout=tiled")
         self.narrow = narrow
         self.spec = spec
         self.layout = layout
@@ -55,7 +63,7 @@ class InflatedCheckpoint:
         generator = torch.Generator().manual_seed(seed) if layout == "random" else None
 
         def isometry(narrow: int, wide: int) -> Isometry:
-            if generator is None:
+            if generator is None or not narrow:
                 return Isometry(narrow, wide)
             return Isometry.random(narrow, wide, generator, self.device)
 
@@ -63,21 +71,29 @@ class InflatedCheckpoint:
         self._hidden = isometry(old.hidden, spec.hidden)
         self._latent = isometry(old.kv_lora, spec.kv_lora)
         self._nope = [isometry(old.nope_dim, spec.nope_dim) for _ in range(old.num_heads)]
-        self._value = [isometry(old.v_dim, spec.v_dim) for _ in range(old.num_heads)]
+        num_values = old.num_heads if old.is_latent else old.num_kv_heads
+        self._value = [isometry(old.v_dim, spec.v_dim) for _ in range(num_values)]
         self._dense = NeuronCopies.build(old.dense_inter, spec.dense_inter, generator)
         self._shared = NeuronCopies.build(old.shared_inter, spec.shared_inter, generator)
         self._routed = NeuronCopies.build(old.expert_inter, spec.expert_inter, generator)
+        self._heads = None if spec.is_latent else PlainHeads(old, spec, self._value)
         # What reads the MLP's norm is multiplied by this and the norm's gain divided by it: a routed expert's `up`
         # then keeps its INT4 scales, which as fp16 have little room below.
         self._boost = 1 / self._routed.up
 
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the vocabulary that stand for a token; the others are zeros."""
+        return self.narrow.spec.vocab
+
     def tensor(self, name: str) -> Tensor:
-        """One tensor of the wide model by its hub name, `dtype` on `device`; routed experts fused (see `experts`)."""
-        head, _, kind = name.removesuffix(".weight").rpartition(".")
+        """One tensor of the wide model by Specter's name, `dtype` on `device`; routed experts fused (see `experts`)."""
+        head, _, kind = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
         if kind in ("gate_up_proj", "down_proj") and head.endswith(".experts"):
             layer = int(head.split(".")[2]) - self.spec.num_dense_layers
             return self.experts(layer)[kind == "down_proj"]
-        return self._wide(name, head, kind).to(self.dtype)
+        wide = self._wide_bias(name, kind) if name.endswith(".bias") else self._wide(name, head, kind)
+        return wide.to(self.dtype)
 
     def experts(self, layer: int) -> tuple[Tensor, Tensor]:
         """Routed experts of MoE layer `layer`: gate_up [E, 2F, D], down [E, D, F], `dtype` on `device`."""
@@ -99,6 +115,10 @@ class InflatedCheckpoint:
             raise SpecterError(
                 "INT4 codes cannot be carried through a random isometry", "use layout=tiled, or quantise the wide model"
             )
+        if experts.input_scales is not None:
+            raise SpecterError(
+                "the GPU draft does not read the scales of its input that AWQ needs", "use method=gptq or method=rtn"
+            )
         parts = []
         for name in ("gate", "up", "down"):
             batch: Int4Matrices = getattr(experts, name)
@@ -119,28 +139,16 @@ class InflatedCheckpoint:
         )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors under the hub's names, routed experts one by one, in the order of the layers."""
-        yield from ((name, self.tensor(name)) for name in ("model.embed_tokens.weight",))
-        for layer in range(self.spec.num_layers):
-            prefix = f"model.layers.{layer}"
-            is_dense = layer < self.spec.num_dense_layers
-            mlp = f"{prefix}.mlp" if is_dense else f"{prefix}.mlp.shared_experts"
-            names = [f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"]
-            names += [f"{prefix}.self_attn.{part}" for part in ("q_proj", "kv_a_proj_with_mqa", "kv_a_layernorm")]
-            names += [f"{prefix}.self_attn.kv_b_proj", f"{prefix}.self_attn.o_proj"]
-            names += [] if is_dense else [f"{prefix}.mlp.gate"]
-            names += [f"{mlp}.{part}_proj" for part in ("gate", "up", "down")]
-            yield from ((f"{name}.weight", self.tensor(f"{name}.weight")) for name in names)
-            if is_dense:
-                continue
-            gate_up, down = self.experts(layer - self.spec.num_dense_layers)
-            for expert in range(self.spec.num_experts):
-                stem = f"{prefix}.mlp.experts.{expert}"
-                gate, up = gate_up[expert].chunk(2)
-                yield f"{stem}.gate_proj.weight", gate
-                yield f"{stem}.up_proj.weight", up
-                yield f"{stem}.down_proj.weight", down[expert]
-        yield from ((name, self.tensor(name)) for name in ("model.norm.weight", "lm_head.weight"))
+        """All tensors under Specter's names, routed experts one by one."""
+        for name in expected_shapes(self.spec, fused=True):
+            stem, _, kind = name.rpartition(".")
+            if kind == "gate_up_proj":
+                gate_up, down = self.experts(int(name.split(".")[2]) - self.spec.num_dense_layers)
+                for expert in range(self.spec.num_experts):
+                    for part, weight in zip(PARTS, (*gate_up[expert].chunk(2), down[expert]), strict=True):
+                        yield f"{stem}.{expert}.{part}.weight", weight
+            elif kind != "down_proj":
+                yield name, self.tensor(name)
 
     def digest(self) -> str:
         """SHA-256 of the narrow checkpoint's digest and of everything that turns it into this one."""
@@ -167,6 +175,10 @@ class InflatedCheckpoint:
                 return self._gain(self._hidden, value) / self._boost
             case "kv_a_layernorm":
                 return self._gain(self._latent, value)
+            case "q_proj" | "k_proj" | "v_proj" if self._heads is not None:
+                return self._reader(self._heads.rows(kind[0], value), self._attention_gain(head))
+            case "o_proj" if self._heads is not None:
+                return self._hidden.rows(self._heads.columns(value))
             case "q_proj":
                 return self._q(value, self._attention_gain(head))
             case "kv_a_proj_with_mqa":
@@ -176,7 +188,7 @@ class InflatedCheckpoint:
                 return self._kv_b(value, self._read(f"{head}.kv_a_layernorm.weight"))
             case "o_proj":
                 return self._o(value)
-            case "gate":
+            case "gate" | "shared_expert_gate":
                 return self._reader(value * self._boost, self._read(mlp_gain))
             case "gate_proj":
                 return self._gate(value, self._read(mlp_gain), copies)
@@ -185,6 +197,21 @@ class InflatedCheckpoint:
             case "down_proj":
                 return self._down(value, copies)
         raise SpecterError(f"{name} is not a tensor of {self.spec.name}", "use a hub name, routed experts fused")
+
+    def _wide_bias(self, name: str, kind: str) -> Tensor:
+        value = self._read(name)
+        match kind:
+            case "lm_head":
+                return F.pad(value, (0, self.spec.vocab - len(value)))
+            case "norm" | "input_layernorm":
+                return self._gain(self._hidden, value)
+            case "post_attention_layernorm":
+                return self._gain(self._hidden, value) / self._boost
+            case "q_proj" | "k_proj" | "v_proj" if self._heads is not None:
+                return self._heads.rows(kind[0], value[:, None])[:, 0]
+            case "o_proj":
+                return self._hidden.rows(value[:, None])[:, 0]
+        raise SpecterError(f"{name} is not a tensor of {self.spec.name}", "use one of Specter's names")
 
     def _attention_gain(self, head: str) -> Tensor:
         return self._read(f"{head.removesuffix('.self_attn')}.input_layernorm.weight")
@@ -243,16 +270,24 @@ class InflatedCheckpoint:
 def check_inflatable(narrow: ModelSpec, wide: ModelSpec) -> None:
     """Raises SpecterError unless `wide` is `narrow` at whole multiples of its widths."""
     remedy = f"inflate a stand-in trained for {wide.name}"
-    for field in _SAME:
+    same = [field.name for field in dataclasses.fields(ModelSpec) if field.name not in _FREE]
+    for field in same if wide.family != "deepseek_v2" else [*same, "rope_dim"]:
         if getattr(narrow, field) != getattr(wide, field):
             raise SpecterError(
                 f"{narrow.name} has {field}={getattr(narrow, field)}, {wide.name} {getattr(wide, field)}", remedy
             )
     for field in _WHOLE:
-        if getattr(wide, field) % getattr(narrow, field):
-            raise SpecterError(
-                f"{field}={getattr(wide, field)} of {wide.name} is no multiple of {getattr(narrow, field)}", remedy
-            )
+        old, new = getattr(narrow, field), getattr(wide, field)
+        if new % old if old else new:
+            raise SpecterError(f"{field}={new} of {wide.name} is no multiple of {old}", remedy)
+    if not wide.is_latent and (wide.num_heads // wide.num_kv_heads) % (narrow.num_heads // narrow.num_kv_heads):
+        raise SpecterError(f"{narrow.name} has more queries per key than {wide.name}", remedy)
+    stride = wide.rope_dim // narrow.rope_dim
+    rope = dataclasses.replace(
+        wide.rope, short_factors=wide.rope.short_factors[::stride], long_factors=wide.rope.long_factors[::stride]
+    )
+    if narrow.rope != rope:
+        raise SpecterError(f"{narrow.name} has rope={narrow.rope}, {wide.name} {rope} in the pairs they share", remedy)
     if wide.vocab < narrow.vocab:
         raise SpecterError(f"{narrow.name} has {narrow.vocab} tokens, {wide.name} only {wide.vocab}", remedy)
 

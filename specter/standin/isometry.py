@@ -38,7 +38,7 @@ class Isometry:
     @property
     def shrink(self) -> float:
         """narrow / wide: what undoes the length that a spread vector gained."""
-        return self.narrow / self.wide
+        return self.narrow / self.wide if self.wide else 1.0
 
     def rows(self, x: Tensor) -> Tensor:
         """S x: [..., narrow, m] -> [..., wide, m]."""
@@ -68,7 +68,7 @@ class NeuronCopies:
     @classmethod
     def build(cls, narrow: int, wide: int, generator: torch.Generator | None) -> NeuronCopies:
         """`generator` None: tiled."""
-        num_copies = wide // narrow
+        num_copies = wide // narrow if narrow else 1  # a model without such a MLP
         if generator is not None:
             drawn = torch.rand(num_copies, generator=generator, dtype=torch.float64) + 0.5
             return cls(1.0, tuple((drawn / drawn.sum()).tolist()))

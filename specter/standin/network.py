@@ -1,7 +1,7 @@
-"""A DeepSeek-V2 network for training: weights stacked over layers, routed experts as one tensor per layer.
+"""A network of any family for training: weights stacked over layers, routed experts as one tensor per layer.
 
-Same function as transformers' DeepseekV2ForCausalLM (checked in tests/standin), written so that a whole training
-step is a few hundred kernels of static shape: it fits one CUDA graph and is not launch-bound.
+Same function as transformers' models (checked in tests/standin), written so that a whole training step is a few
+hundred kernels of static shape: it fits one CUDA graph and is not launch-bound.
 
 Dims: B sequences of T tokens, D hidden, F expert intermediate, E experts, L layers, V vocabulary (docs/structure.md).
 """
@@ -9,49 +9,70 @@ Dims: B sequences of T tokens, D hidden, F expert intermediate, E experts, L lay
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specter.model.rope import rotary_table, rotate, softmax_scale
+from specter.model.batched import causal_attention, gated
+from specter.model.elementwise import norm
+from specter.model.rope import rotary_table
+from specter.model.routing import sparsemixer
 from specter.model.spec import ModelSpec
 
 Weights = dict[str, Tensor]  # fp32, stacked over the layers that have them: [L or L_dense or L_moe, ...]
 Experts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-ATTENTION = ("attn_norm", "q", "kv_a", "kv_norm", "kv_b", "o", "mlp_norm")
-DENSE = ("dense_gate", "dense_up", "dense_down")
-MOE = ("router", "shared_gate", "shared_up", "shared_down", "gate_up", "down")
 ROUTED = ("gate_up", "down")  # what the draft keeps in INT4
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Shape of every stacked weight."""
-    layers, dense, moe, dim = spec.num_layers, spec.num_dense_layers, spec.num_moe_layers, spec.hidden
-    return {
-        "embed": (spec.vocab, dim),
-        "norm": (dim,),
-        "head": (spec.vocab, dim),
-        "attn_norm": (layers, dim),
-        "q": (layers, spec.num_heads * spec.qk_dim, dim),
-        "kv_a": (layers, spec.kv_lora + spec.rope_dim, dim),
-        "kv_norm": (layers, spec.kv_lora),
-        "kv_b": (layers, spec.num_heads * (spec.nope_dim + spec.v_dim), spec.kv_lora),
-        "o": (layers, dim, spec.num_heads * spec.v_dim),
-        "mlp_norm": (layers, dim),
-        "dense_gate": (dense, spec.dense_inter, dim),
-        "dense_up": (dense, spec.dense_inter, dim),
-        "dense_down": (dense, dim, spec.dense_inter),
-        "router": (moe, spec.num_experts, dim),
-        "shared_gate": (moe, spec.shared_inter, dim),
-        "shared_up": (moe, spec.shared_inter, dim),
-        "shared_down": (moe, dim, spec.shared_inter),
-        "gate_up": (moe, spec.num_experts, 2 * spec.expert_inter, dim),
-        "down": (moe, spec.num_experts, dim, spec.expert_inter),
-    }
+    dim = spec.hidden
+    shapes: dict[str, tuple[int, ...]] = {"embed": (spec.vocab, dim), "norm": (dim,), "head": (spec.vocab, dim)}
+    shapes |= {"norm_bias": (dim,)} if spec.layer_norm else {}
+    shapes |= {"head_bias": (spec.vocab,)} if spec.head_bias else {}
+    groups = (
+        (spec.num_layers, attention_shapes(spec)),
+        (spec.num_dense_layers, dense_shapes(spec)),
+        (spec.num_moe_layers, moe_shapes(spec)),
+    )
+    return shapes | {name: (layers, *shape) for layers, group in groups for name, shape in group.items()}
+
+
+def attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """What every layer has, for one of them."""
+    dim, width = spec.hidden, spec.num_kv_heads * spec.rope_dim
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm": (dim,), "q": (spec.num_heads * spec.qk_dim, dim)}
+    if spec.is_latent:
+        shapes |= {"kv_a": (spec.kv_lora + spec.rope_dim, dim), "kv_norm": (spec.kv_lora,)}
+        shapes |= {"kv_b": (spec.num_heads * (spec.nope_dim + spec.v_dim), spec.kv_lora)}
+    else:
+        shapes |= {"k": (width, dim), "v": (width, dim)}
+    shapes |= {f"{name}_bias": shapes[name][:1] for name in "qkv"} if spec.qkv_bias else {}
+    shapes |= {"o": (dim, spec.num_heads * spec.v_dim), "mlp_norm": (dim,)}
+    shapes |= {"o_bias": (dim,)} if spec.o_bias else {}
+    return shapes | ({"attn_norm_bias": (dim,), "mlp_norm_bias": (dim,)} if spec.layer_norm else {})
+
+
+def dense_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """What a dense layer has besides; nothing where the model has none."""
+    return _mlp_shapes("dense", spec.hidden, spec.dense_inter) if spec.num_dense_layers else {}
+
+
+def moe_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """What a MoE layer has besides."""
+    dim, inter = spec.hidden, spec.expert_inter
+    shapes: dict[str, tuple[int, ...]] = {"router": (spec.num_experts, dim)}
+    shapes |= _mlp_shapes("shared", dim, spec.shared_inter) if spec.shared_inter else {}
+    shapes |= {"shared_sigmoid": (1, dim)} if spec.shared_gate else {}
+    return shapes | {"gate_up": (spec.num_experts, 2 * inter, dim), "down": (spec.num_experts, dim, inter)}
+
+
+def _mlp_shapes(prefix: str, dim: int, inter: int) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}_gate": (inter, dim), f"{prefix}_up": (inter, dim), f"{prefix}_down": (dim, inter)}
 
 
 def init_weights(spec: ModelSpec, seed: int, device: str = "cpu") -> Weights:
@@ -59,8 +80,8 @@ def init_weights(spec: ModelSpec, seed: int, device: str = "cpu") -> Weights:
     generator = torch.Generator(device=device).manual_seed(seed)
     weights: Weights = {}
     for name, shape in weight_shapes(spec).items():
-        if "norm" in name:
-            weights[name] = torch.ones(shape, device=device)
+        if name.endswith("bias") or "norm" in name:
+            weights[name] = torch.full(shape, 0.0 if name.endswith("bias") else 1.0, device=device)
             continue
         std = {"embed": 0.5, "head": 0.04, "router": 0.06}.get(name, 0.7 / math.sqrt(shape[-1]))
         if name == "o" or name.endswith("down"):
@@ -126,6 +147,24 @@ def experts_grouped(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down
     return (out.view(num_rows, top_k, dim) * gains[..., None].to(out.dtype)).sum(1)
 
 
+def train_route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """What `route` answers (weights and ids [rows, k]), with a gradient for the router wherever it decides.
+
+    Sparsemixer's weight is exactly 1 as soon as no other expert is within the mask, which would teach the router
+    nothing: the gradient is that of its two softmaxes without the mask.
+    """
+    if spec.router_jitter > 0:
+        gains, ids = sparsemixer(logits, spec.router_jitter)
+        first, second = ids.split(1, dim=1)
+        others = logits.scatter(1, first, float("-inf"))
+        soft = torch.cat((logits.softmax(-1).gather(1, first), others.softmax(-1).gather(1, second)), dim=1)
+        return gains.detach() + soft - soft.detach(), ids
+    gains, ids = logits.softmax(-1).topk(spec.top_k, dim=-1)
+    if spec.norm_top_k:
+        gains = gains / gains.sum(-1, keepdim=True)
+    return gains * spec.routed_scaling, ids
+
+
 class Network:
     """The forward pass over working copies of the weights (matrices in the compute type, norms and routers fp32).
 
@@ -141,6 +180,9 @@ class Network:
     ) -> None:
         self.spec = spec
         self._experts = experts
+        self._attention, self._dense, self._moe = (
+            tuple(shapes(spec)) for shapes in (attention_shapes, dense_shapes, moe_shapes)
+        )
         cos, sin = rotary_table(spec, num_positions)
         self._cos, self._sin = cos.to(device), sin.to(device)
         wrap: Callable = torch.compile if compiled else lambda function: function
@@ -151,9 +193,7 @@ class Network:
         """tokens int64 [B, T]; the norm before lm_head is applied."""
         # index_select, not F.embedding: its backward pass needs no host synchronisation, so it can be captured.
         x = work["embed"].index_select(0, tokens.flatten()).view(*tokens.shape, -1).float()
-        attention = list(zip(*(work[name].unbind(0) for name in ATTENTION), strict=True))
-        dense = list(zip(*(work[name].unbind(0) for name in DENSE), strict=True))
-        moe = list(zip(*(work[name].unbind(0) for name in MOE), strict=True))
+        attention, dense, moe = (_by_layer(work, names) for names in (self._attention, self._dense, self._moe))
         routing, balance = [], []
         for layer in range(self.spec.num_layers):
             if layer < len(dense):
@@ -163,72 +203,63 @@ class Network:
                 x = out.x
                 routing.append(out.ids)
                 balance.append(out.balance)
-        hidden = self._norm(x, work["norm"])
+        hidden = norm(self.spec, x, work["norm"], work.get("norm_bias"))
         return NetworkOutput(hidden, torch.stack(routing), torch.stack(balance).mean())
 
     def logits(self, work: Weights, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """fp32 logits [B, T, V] and routing [L_moe, B * T, k]."""
         out = self(work, tokens)
-        return F.linear(out.hidden.to(work["head"].dtype), work["head"]).float(), out.ids
+        return _head(out.hidden, work["head"], work.get("head_bias")), out.ids
 
-    def _run_head_loss(self, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-        logits = F.linear(hidden.to(head.dtype), head).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    def _run_head_loss(self, hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        return F.cross_entropy(_head(hidden, head, bias).flatten(0, 1), targets.flatten())
 
-    def _run_head_losses(self, hidden: Tensor, noisy: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_head_losses(
+        self, hidden: Tensor, noisy: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Cross-entropy of `hidden`, and the KL divergence of what `noisy` predicts from it (its own side fixed)."""
-        log_probs = F.linear(hidden.to(head.dtype), head).float().log_softmax(-1)
-        noisy_log_probs = F.linear(noisy.to(head.dtype), head).float().log_softmax(-1)
+        log_probs = _head(hidden, head, bias).log_softmax(-1)
+        noisy_log_probs = _head(noisy, head, bias).log_softmax(-1)
         cross_entropy = F.nll_loss(log_probs.flatten(0, 1), targets.flatten())
         fixed = log_probs.detach()
         return cross_entropy, (fixed.exp() * (fixed - noisy_log_probs)).sum(-1).mean()
 
     def _run_dense_layer(self, x: Tensor, attention: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Tensor:
         x, h = self._attend(x, attention)
-        return x + self._gated(h, *weights).float()
+        return x + gated(h, *weights).float()
 
     def _run_moe_layer(self, x: Tensor, attention: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> MoeOutput:
-        router, shared_gate, shared_up, shared_down, gate_up, down = weights
+        named = dict(zip(self._moe, weights, strict=True))
         x, h = self._attend(x, attention)
         rows = h.flatten(0, 1)
-        probs = F.linear(rows.float(), router).softmax(-1)
-        gains, ids = probs.topk(self.spec.top_k, dim=-1)
+        logits = F.linear(rows.float(), named["router"])
+        probs = logits.softmax(-1)
+        gains, ids = train_route(self.spec, logits)
         with torch.no_grad():
             load = torch.zeros_like(probs).scatter(1, ids, 1.0).mean(0) / self.spec.top_k
         balance = self.spec.num_experts * (load * probs.mean(0)).sum()
-        routed = self._experts(rows, gains * self.spec.routed_scaling, ids, gate_up, down).view_as(h)
-        shared = self._gated(h, shared_gate, shared_up, shared_down)
-        return MoeOutput(x + routed.float() + shared.float(), ids, balance)
+        x = x + self._experts(rows, gains, ids, named["gate_up"], named["down"]).view_as(h).float()
+        if self.spec.shared_inter:
+            shared = gated(h, named["shared_gate"], named["shared_up"], named["shared_down"])
+            if self.spec.shared_gate:
+                shared = shared * F.linear(h, named["shared_sigmoid"]).sigmoid()
+            x = x + shared.float()
+        return MoeOutput(x, ids, balance)
 
     def _attend(self, x: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Adds attention to the residual x [B, T, D] fp32; returns it and its normed copy for the MLP."""
-        attn_norm, q_proj, kv_a, kv_norm, kv_b, o_proj, mlp_norm = weights
-        spec, dtype = self.spec, q_proj.dtype
-        batch, length, _ = x.shape
-        h = self._norm(x, attn_norm).to(dtype)
-        q = F.linear(h, q_proj).view(batch, length, spec.num_heads, spec.qk_dim)
-        q_nope, q_rope = q.split([spec.nope_dim, spec.rope_dim], dim=-1)
-        latent, k_rope = F.linear(h, kv_a).split([spec.kv_lora, spec.rope_dim], dim=-1)
-        kv = F.linear(self._norm(latent.float(), kv_norm).to(dtype), kv_b)
-        k_nope, v = kv.view(batch, length, spec.num_heads, -1).split([spec.nope_dim, spec.v_dim], dim=-1)
-        cos, sin = self._cos[:length, None], self._sin[:length, None]
-        q_rope = rotate(q_rope.float(), cos, sin).to(dtype)
-        k_rope = rotate(k_rope[:, :, None].float(), cos, sin).to(dtype).expand(-1, -1, spec.num_heads, -1)
-        q = torch.cat((q_nope, q_rope), dim=-1).transpose(1, 2)
-        k = torch.cat((k_nope, k_rope), dim=-1).transpose(1, 2)
-        # Flash attention wants one head width: v is padded with zeros to that of q and k.
-        v = F.pad(v, (0, spec.qk_dim - spec.v_dim)).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=softmax_scale(spec))
-        out = out[..., : spec.v_dim].transpose(1, 2).reshape(batch, length, -1)
-        x = x + F.linear(out, o_proj).float()
-        return x, self._norm(x, mlp_norm).to(dtype)
+        named = dict(zip(self._attention, weights, strict=True))
+        h = norm(self.spec, x, named["attn_norm"], named.get("attn_norm_bias")).to(named["q"].dtype)
+        x = x + causal_attention(self.spec, named, h, self._cos, self._sin).float()
+        return x, norm(self.spec, x, named["mlp_norm"], named.get("mlp_norm_bias")).to(h.dtype)
 
-    def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), gain, self.spec.norm_eps)
 
-    @staticmethod
-    def _gated(h: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        return F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+def _head(hidden: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(hidden.to(head.dtype), head, bias).float()
+
+
+def _by_layer(work: Weights, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(work[name].unbind(0) for name in names), strict=True))
 
 
 def int4_step(weight: Tensor) -> Tensor:

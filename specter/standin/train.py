@@ -1,8 +1,8 @@
 """`python -m specter.standin.train model=deepseek_v2_lite`: trains a stand-in and measures it.
 
-Arguments are key=value: model, seconds (of the training loop), device (cuda or cpu), data (tokens.safetensors.xz),
-out (checkpoint directory), peak_lr, seed, batch, length, steps (a fixed number instead of
-seconds), variant (of the step).
+Arguments are key=value: model (deepseek_v2_lite, qwen1_5_moe or phi3_5_moe), seconds (of the training loop), device
+(cuda or cpu), data (tokens.safetensors.xz), out (checkpoint directory), peak_lr, seed, batch, length, steps (a fixed
+number instead of seconds), variant (of the step).
 Writes config.json, model.safetensors (int8-coded) and training.json.
 """
 
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
-from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec
+from specter.model.names import canonical
+from specter.model.spec import NARROW, ModelSpec
 from specter.standin.checkpoint import load_standin, save_standin, to_hub
 from specter.standin.corpus import ROOT, TOKENIZER, TOKENS, build_corpus, load_tokens
 from specter.standin.network import Network, Weights
@@ -38,8 +39,12 @@ from specter.standin.trainer import (
     train,
 )
 
-MODELS = {"deepseek_v2_lite": DEEPSEEK_V2_LITE_NARROW}
-PUBLISHED = {"acceptance_mean": 0.966, "acceptance_deepseek": 0.99, "match_mean": 0.963}
+# The paper's acceptance (mean of its models) and GPTQ expert match of the real checkpoints.
+PUBLISHED = {
+    "deepseek_v2": {"acceptance_mean": 0.966, "acceptance_deepseek": 0.99, "match_mean": 0.963},
+    "qwen2_moe": {"acceptance_mean": 0.966, "match_mean": 0.908},
+    "phimoe": {"acceptance_mean": 0.966, "match_mean": 0.965},
+}
 SAMPLE_PROMPTS = (
     "The history of the town began when the first settlers",
     "def parse_arguments(argv):\n    ",
@@ -71,8 +76,8 @@ def parse_options(arguments: list[str]) -> Options:
         SpecterError: unknown key or model, or a value of the wrong type.
     """
     options = parse_arguments(Options, arguments)
-    if options.model not in MODELS:
-        raise SpecterError(f"unknown model {options.model!r}", f"use one of {', '.join(MODELS)}")
+    if options.model not in NARROW:
+        raise SpecterError(f"unknown model {options.model!r}", f"use one of {', '.join(NARROW)}")
     return options
 
 
@@ -108,11 +113,15 @@ def pick_variant(
 
 
 def transformers_difference(weights: Weights, spec: ModelSpec, tokens: Tensor) -> float:
-    """Largest fp32 logit difference to transformers' DeepseekV2ForCausalLM, relative to the largest logit."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+    """Largest fp32 logit difference to transformers' model of the family, relative to the largest logit."""
+    import transformers
 
-    reference = DeepseekV2ForCausalLM(DeepseekV2Config(**spec.to_config())).float().eval()
-    reference.load_state_dict(to_hub(weights, spec), strict=True)
+    config = spec.to_config()
+    model_class: Any = getattr(transformers, config["architectures"][0])
+    reference = model_class(model_class.config_class.from_dict(config)).float().eval()
+    named = to_hub(weights, spec)
+    state = {name: named[canonical(spec.family, name)] for name in reference.state_dict()}
+    reference.load_state_dict(state, strict=True)
     with torch.no_grad():
         expected = reference(tokens).logits
         actual, _ = Network(spec, tokens.shape[1], "cpu").logits(weights, tokens)
@@ -131,7 +140,7 @@ def measure(weights: Weights, spec: ModelSpec, valid: Tensor, device: str, scale
         "load": load_summary(load),
         "int4": "symmetric round-to-nearest of the routed experts, one group per row",
         "teacher_forced": vars(meter.teacher_forced(windows[::8, :512])),
-        "published": PUBLISHED,
+        "published": PUBLISHED[spec.family],
     }
     for name, temperature in (("greedy", 0.0), ("seeded_0.7", 0.7), ("seeded_1.0", 1.0)):
         _, result[name] = meter.generated(prompts, 128 if scale > 4 else 8, temperature, seed=1)
@@ -148,7 +157,7 @@ def measure(weights: Weights, spec: ModelSpec, valid: Tensor, device: str, scale
 
 def run(options: Options) -> dict[str, Any]:
     """Trains, saves, measures; returns the content of training.json."""
-    spec = MODELS[options.model]
+    spec = NARROW[options.model]
     out = Path(options.out) if options.out else ROOT / "data" / "standins" / options.model
     settings = TrainSettings(options.seconds, options.batch, options.length, options.peak_lr, seed=options.seed)
     if Path(options.data) == TOKENS and not TOKENS.is_file():

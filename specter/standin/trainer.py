@@ -97,8 +97,9 @@ class Trainer:
         self._batch = torch.zeros(settings.batch, settings.length + 1, dtype=torch.int64, device=device)
         self._losses = torch.zeros(3, device=device)  # sums of cross-entropy, balance, consistency since the last read
         plain = ("embed", "head")
-        decayed = [w for name, w in self.weights.items() if "norm" not in name and name not in plain]
-        others = [w for name, w in self.weights.items() if "norm" in name or name in plain]
+        decays = {name: not (name.endswith("bias") or "norm" in name or name in plain) for name in self.weights}
+        decayed = [weight for name, weight in self.weights.items() if decays[name]]
+        others = [weight for name, weight in self.weights.items() if not decays[name]]
         on_gpu = device == "cuda"
         self._optimizer = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
@@ -134,7 +135,8 @@ class Trainer:
     def _plain_step(self) -> None:
         work = working_copy(self.weights, self.dtype)
         out = self._network(work, self._batch[:, :-1])
-        cross_entropy = self._network.head_loss(out.hidden, work["head"], self._batch[:, 1:])
+        targets = self._batch[:, 1:]
+        cross_entropy = self._network.head_loss(out.hidden, work["head"], work.get("head_bias"), targets)
         self._update(cross_entropy, out.balance, torch.zeros_like(cross_entropy))
 
     def _consistent_step(self) -> None:
@@ -142,7 +144,8 @@ class Trainer:
         noisy = work | noisy_experts(self.weights, self.dtype)
         out = self._network(work, self._batch[:, :-1])
         noisy_out = self._network(noisy, self._batch[:, :-1])
-        losses = self._network.head_losses(out.hidden, noisy_out.hidden, work["head"], self._batch[:, 1:])
+        head, bias, targets = work["head"], work.get("head_bias"), self._batch[:, 1:]
+        losses = self._network.head_losses(out.hidden, noisy_out.hidden, head, bias, targets)
         self._update(losses[0], out.balance, losses[1])
 
     def _update(self, cross_entropy: Tensor, balance: Tensor, consistency: Tensor) -> None:

@@ -23,9 +23,13 @@ INT4_BITS = 4.125  # per weight, scales included: GPTQ symmetric, group 128
 WAVE_ROW_BYTES = 4  # rows of [T, k, D] are kept in fp32 until they are reduced
 
 # Kernels per operation: assumptions on a runtime with the usual fusions, one kernel each.
-ATTENTION_KERNELS = 8  # norm · q · kv_a · kv norm + rope + append · absorb q · attention · expand v · o + residual
+LATENT_ATTENTION_KERNELS = (
+    8  # norm · q · kv_a · kv norm + rope + append · absorb q · attention · expand v · o + residual
+)
+ATTENTION_KERNELS = 5  # norm · q, k and v · rope + append · attention · o + residual
 DENSE_KERNELS = 4  # norm · gate and up · silu · down + residual
-ROUTE_KERNELS = 6  # norm · router · softmax + top-k · shared gate and up · silu · shared down
+ROUTE_KERNELS = 3  # norm · router · softmax + top-k, or sparsemixer
+SHARED_KERNELS = 3  # shared gate and up · silu · shared down, with the sigmoid where there is one
 EXPERT_KERNELS = 2  # grouped gate and up + silu · grouped down
 COMBINE_KERNELS = 1
 HEAD_KERNELS = 3  # norm · lm_head · sampling
@@ -156,32 +160,34 @@ class CostModel:
         return self._product(rows, self.spec.hidden, 2 * inter) + self._product(rows, inter, self.spec.hidden)
 
     def _attention(self, rows: int, tiles: int) -> _Cost:
-        """MLA in absorbed form: every head attends over the cached latents [capacity, kv_lora + rope].
+        """Every head attends over all cached positions; latents in absorbed form (latents [capacity, kv_lora + rope]).
 
-        Each tile reads the cache once; scores and weighted sums cost 2*(kv_lora + rope) and 2*kv_lora flops
-        per row, head and position.
+        Each tile reads the cache once; scores and weighted sums cost 2*key_width and 2*value_width flops per row, head
+        and position. Biases are left out.
         """
         spec = self.spec
-        heads, latent = spec.num_heads, spec.kv_lora + spec.rope_dim
-        products = (
-            self._product(rows, spec.hidden, heads * spec.qk_dim)
-            + self._product(rows, spec.hidden, latent)
-            + self._product(rows, spec.kv_lora, heads * (spec.nope_dim + spec.v_dim))
-            + self._product(rows, heads * spec.v_dim, spec.hidden)
-        )
-        cache_bytes = (tiles * self.kv_capacity + rows) * latent * ACTIVATION_BYTES
-        flops = 2 * rows * heads * self.kv_capacity * (latent + spec.kv_lora)
+        heads = spec.num_heads
+        products = self._product(rows, spec.hidden, heads * spec.qk_dim)
+        products += self._product(rows, heads * spec.v_dim, spec.hidden)
+        products += self._product(rows, spec.hidden, spec.kv_width)
+        if spec.is_latent:
+            products += self._product(rows, spec.kv_lora, heads * (spec.nope_dim + spec.v_dim))
+        cache_bytes = (tiles * self.kv_capacity + rows) * spec.kv_width * ACTIVATION_BYTES
+        flops = 2 * rows * heads * self.kv_capacity * (spec.key_width + spec.value_width)
         return products + _Cost(cache_bytes, flops)
 
     def _layer(self, layer: int, rows: int, tiles: int) -> tuple[_Cost, int]:
         """Everything of a layer but its routed experts, and its kernels."""
-        cost, kernels = self._attention(rows, tiles), ATTENTION_KERNELS
+        cost = self._attention(rows, tiles)
+        kernels = LATENT_ATTENTION_KERNELS if self.spec.is_latent else ATTENTION_KERNELS
         if layer == 0:
             cost, kernels = cost + _Cost(2 * self._rows_bytes(rows)), kernels + EMBED_KERNELS
         if layer < self.spec.num_dense_layers:
             return cost + self._mlp(rows, self.spec.dense_inter), kernels + DENSE_KERNELS
-        router = self._product(rows, self.spec.hidden, self.spec.num_experts)
-        return cost + router + self._mlp(rows, self.spec.shared_inter), kernels + ROUTE_KERNELS
+        cost, kernels = cost + self._product(rows, self.spec.hidden, self.spec.num_router_out), kernels + ROUTE_KERNELS
+        if not self.spec.shared_inter:
+            return cost, kernels
+        return cost + self._mlp(rows, self.spec.shared_inter), kernels + SHARED_KERNELS
 
     def _head_cost(self, rows: int) -> _Cost:
         return self._product(rows, self.spec.hidden, self.spec.vocab)

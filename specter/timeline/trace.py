@@ -6,6 +6,7 @@ thread names (ph M). Nanoseconds survive as three decimals.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,15 +54,14 @@ def chrome_trace(ops: Iterable[TraceOp], metadata: Mapping[str, Any]) -> dict[st
 
 
 def write_chrome_trace(path: Path, ops: Iterable[TraceOp], metadata: Mapping[str, Any]) -> None:
-    """Writes the trace to `path`; the same ops give the same bytes.
+    """Writes the trace to `path`, compressed if it ends in `.gz`; the same ops give the same bytes.
 
     Raises:
         SpecterError: the path cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            json.dump(chrome_trace(ops, metadata), file, separators=(",", ":"))
-            file.write("\n")
+        text = json.dumps(chrome_trace(ops, metadata), separators=(",", ":")) + "\n"
+        path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
     except OSError as error:
         raise SpecterError(f"cannot write the trace {path}: {error.strerror}", "give a writable path") from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
+from specter.errors import SpecterError
 from specter.timeline.base import LaneTotals, Work
 from specter.timeline.cuda import CudaTimeline
 
@@ -28,20 +28,37 @@ class FakeEvent:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
         self.at_ms: float | None = None
-        self.is_late = False  # has not happened yet when the host asks
+        self.num_late = 0  # questions of the host until it has happened
+        self.error: str | None = None
 
     def record(self, stream: FakeStream) -> None:
         self.at_ms = stream.free_ms
 
     def query(self) -> bool:
-        return not self.is_late
+        if self.error:
+            raise RuntimeError(self.error)
+        self.num_late -= 1
+        return self.num_late < 0
 
     def synchronize(self) -> None:
-        self.is_late = False
+        self.num_late = 0
 
     def elapsed_time(self, end: FakeEvent) -> float:
         assert self.at_ms is not None and end.at_ms is not None
         return end.at_ms - self.at_ms
+
+
+class FakeContext:
+    """Can be entered again and again, as the framework's."""
+
+    def __init__(self, cuda: FakeCuda, stream: FakeStream) -> None:
+        self.cuda, self.stream = cuda, stream
+
+    def __enter__(self) -> None:
+        self.before, self.cuda.current = self.cuda.current, self.stream
+
+    def __exit__(self, *error: object) -> None:
+        self.cuda.current = self.before
 
 
 class FakeCuda:
@@ -53,11 +70,8 @@ class FakeCuda:
     def current_stream(self, device: object) -> FakeStream:
         return self.current
 
-    @contextmanager
-    def stream(self, stream: FakeStream) -> Iterator[None]:
-        before, self.current = self.current, stream
-        yield
-        self.current = before
+    def stream(self, stream: FakeStream) -> FakeContext:
+        return FakeContext(self, stream)
 
     def busy(self, duration_ms: float) -> str:
         self.current.free_ms += duration_ms
@@ -78,7 +92,7 @@ def cuda() -> FakeCuda:
 
 @pytest.fixture
 def timeline(cuda: FakeCuda) -> CudaTimeline:
-    return CudaTimeline("cpu", cuda)
+    return CudaTimeline("cpu", cuda=cuda)
 
 
 def test_a_compute_waits_for_its_copy_and_the_wait_is_its_stall(cuda: FakeCuda, timeline: CudaTimeline) -> None:
@@ -111,7 +125,7 @@ def test_waiting_for_compute_alone_is_no_stall(cuda: FakeCuda, timeline: CudaTim
 
 def test_totals_count_only_what_has_ended(cuda: FakeCuda, timeline: CudaTimeline) -> None:
     _, done = timeline.compute(WORK, lambda: cuda.busy(3))
-    done.end.is_late = True
+    done.end.num_late = 2
     assert not timeline.is_done(done)
     assert timeline.totals().compute_busy_ns == 0
     timeline.wait(done)
@@ -124,3 +138,53 @@ def test_work_runs_on_its_own_stream(cuda: FakeCuda, timeline: CudaTimeline) -> 
     timeline.copy(1, lambda: seen.append(cuda.current))
     timeline.compute(WORK, lambda: seen.append(cuda.current))
     assert seen == [timeline.link_stream, timeline.compute_stream]
+
+
+def test_the_host_goes_on_at_the_first_event(cuda: FakeCuda, timeline: CudaTimeline) -> None:
+    _, slow = timeline.compute(WORK, lambda: cuda.busy(3))
+    soon = timeline.copy(1, copying(cuda, 1))
+    slow.end.num_late, soon.end.num_late = 1000, 3
+    timeline.wait_first((slow, soon))
+    assert slow.end.num_late > 900 and timeline.is_done(soon)
+
+
+def test_an_event_that_never_comes_ends_the_wait_and_is_named(cuda: FakeCuda) -> None:
+    timeline = CudaTimeline("cpu", timeout_s=0.01, cuda=cuda)
+    stuck = timeline.copy(1, copying(cuda, 1), label="fetch L3 E5")
+    stuck.end.num_late = 1 << 60
+    with pytest.raises(SpecterError, match="did not finish fetch L3 E5 within 0.01 s"):
+        timeline.wait(stuck)
+
+
+def test_a_failed_copy_is_named_when_it_is_issued_and_when_it_is_waited_for(
+    cuda: FakeCuda, timeline: CudaTimeline
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: invalid argument\nmore")
+
+    with pytest.raises(SpecterError, match="at or before fetch L1 E2: CUDA error: invalid argument"):
+        timeline.copy(1, refuse, label="fetch L1 E2")
+    late = timeline.copy(1, copying(cuda, 1), label="fetch L1 E3")
+    late.end.error = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(SpecterError, match="at or before fetch L1 E3: CUDA error: an illegal"):
+        timeline.wait(late)
+
+
+def test_a_serial_timeline_overlaps_nothing(cuda: FakeCuda) -> None:
+    timeline = CudaTimeline("cpu", is_serial=True, cuda=cuda)
+    timeline.copy(1, copying(cuda, 5))
+    _, done = timeline.compute(WORK, lambda: cuda.busy(2))
+    assert done.end.at_ms == 7
+
+
+def test_a_trace_keeps_lanes_labels_and_stalls(cuda: FakeCuda) -> None:
+    timeline = CudaTimeline("cpu", trace=True, cuda=cuda)
+    arrived = timeline.copy(1000, copying(cuda, 5), label="prefetch L0 E1")
+    _, done = timeline.compute(WORK, lambda: cuda.busy(2), after=[arrived])
+    timeline.wait(done)
+    timeline.drain()
+    assert timeline.ops is not None
+    lanes = {op.lane: op for op in timeline.ops}
+    assert lanes["link"][:5] == ("link", "prefetch L0 E1", 0, 5_000_000, 1000)
+    assert lanes["compute"][:4] == ("compute", "any", 5_000_000, 7_000_000) and lanes["compute"].stall_ns == 5_000_000
+    assert lanes["host"].label == "wait"

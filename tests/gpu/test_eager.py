@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from specter.bench.eager import decode_eager, load_eager
+from specter.bench.eager import EXPERTS, decode_eager, load_eager
 from specter.model.checkpoint import Checkpoint
 from tests.helpers import open_live, run_pass, write_random
 
@@ -16,7 +16,12 @@ PROMPT = [3, 1, 4, 15, 92, 6, 53]
 def test_transformers_model_without_memory_is_given_our_weights(tmp_path: Path) -> None:
     write_random(tmp_path)
     live = open_live(tmp_path)
-    tokens, sample = decode_eager(load_eager(Checkpoint.open(tmp_path), "cpu", torch.float32), PROMPT, num_steps=2)
-    assert len(tokens) == 13 and len(sample.values) == 5 and sample.median > 0
-    expected = run_pass(live.decoder, live.store, [*PROMPT, *tokens[:-1]], 0, num_outputs=len(tokens))
-    assert tokens == torch.stack(expected.outputs).argmax(-1).tolist()
+    model = load_eager(Checkpoint.open(tmp_path), "cpu", torch.float32)
+    said = []
+    for experts in EXPERTS:
+        tokens, sample = decode_eager(model, PROMPT, num_steps=2, experts=experts, warmup=1)
+        assert len(tokens) == 13 and len(sample.values) == 5 and sample.median > 0
+        assert model.get_experts_implementation()[""] == experts
+        said.append(tokens)
+    expected = run_pass(live.decoder, live.store, [*PROMPT, *said[0][:-1]], 0, num_outputs=len(said[0]))
+    assert said == [torch.stack(expected.outputs).argmax(-1).tolist()] * len(EXPERTS)

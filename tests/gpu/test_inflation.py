@@ -14,13 +14,14 @@ from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.model.checkpoint import Checkpoint, write_checkpoint
 from specter.model.decoder import Decoder, DecoderWeights
-from specter.model.spec import DEEPSEEK_V2_LITE, DEEPSEEK_V2_LITE_NARROW, ModelSpec, RopeSpec
+from specter.model.spec import DEEPSEEK_V2_LITE, DEEPSEEK_V2_LITE_NARROW, FULL_SIZE, ModelSpec, RopeSpec
+from specter.model.spec import NARROW as SMALL_SIZE
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
 from specter.standin import inflate
 from specter.standin.inflated import InflatedCheckpoint, check_inflatable, tile_int4
 from specter.standin.isometry import NeuronCopies
-from tests.helpers import random_tensors, run_pass
+from tests.helpers import TINY_PHI, TINY_QWEN, random_tensors, run_pass
 
 NARROW = ModelSpec(
     name="narrow",
@@ -85,6 +86,63 @@ def test_the_function_is_preserved(narrow: Checkpoint, layout: str) -> None:
         assert not new[NARROW.vocab :].any()
     for a, b in zip(before.routing, after.routing, strict=True):
         assert (a == b).all()
+
+
+QWEN = dataclasses.replace(TINY_QWEN, hidden=32, num_heads=2, num_kv_heads=2, rope_dim=8, v_dim=8)
+WIDE_QWEN = dataclasses.replace(
+    QWEN, name="wide", vocab=128, hidden=64, num_heads=6, num_kv_heads=6, rope_dim=24, v_dim=24, expert_inter=48,
+    shared_inter=120,
+)  # fmt: skip
+ROPE = dataclasses.replace(TINY_PHI.rope, short_factors=(1.0, 1.3), long_factors=(2.0, 3.0))
+PHI = dataclasses.replace(TINY_PHI, hidden=32, num_heads=4, num_kv_heads=2, rope_dim=4, v_dim=4, rope=ROPE)
+WIDE_ROPE = dataclasses.replace(ROPE, short_factors=(1.0, 1.2, 1.3, 1.4), long_factors=(2.0, 2.5, 3.0, 3.5))
+WIDE_PHI = dataclasses.replace(
+    PHI, name="wide", vocab=128, hidden=96, num_heads=24, num_kv_heads=6, rope_dim=8, v_dim=8, expert_inter=72,
+    rope=WIDE_ROPE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "layout"),
+    [(QWEN, WIDE_QWEN, "tiled"), (QWEN, WIDE_QWEN, "random"), (PHI, WIDE_PHI, "tiled")],
+    ids=["qwen", "qwen, random", "phi"],
+)
+def test_the_function_of_other_families_is_preserved(
+    small: ModelSpec, large: ModelSpec, layout: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "narrow", small, random_tensors(small, seed=1))
+    narrow = Checkpoint.open(tmp_path / "narrow")
+    wide = InflatedCheckpoint(narrow, large, layout, dtype=torch.float32)  # type: ignore[arg-type]
+    before, after = run_pass(*decoder_of(narrow), TOKENS, 0), run_pass(*decoder_of(wide), TOKENS, 0)
+    for old, new in zip(before.outputs, after.outputs, strict=True):
+        torch.testing.assert_close(new[: small.vocab], old, atol=1e-4, rtol=1e-4)
+        assert not new[small.vocab :].any()
+    for a, b in zip(before.routing, after.routing, strict=True):
+        assert (a == b).all()
+    write_checkpoint(tmp_path / "wide", large, {name: tensor.clone() for name, tensor in wide.tensors()})
+    assert dataclasses.replace(Checkpoint.open(tmp_path / "wide").spec, name="wide") == large
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_stand_ins_inflate_to_the_published_sizes(name: str) -> None:
+    old, new = SMALL_SIZE[name], FULL_SIZE[name]
+    check_inflatable(old, new)
+    columns = torch.arange(new.expert_inter) % old.expert_inter
+    for group in columns.view(-1, 128):
+        assert group.bincount(minlength=old.expert_inter).unique().tolist() == [128 // old.expert_inter]
+    codes = torch.zeros(4, old.expert_inter, dtype=torch.uint8)
+    scales = torch.ones(4, 1).half()
+    matrix = Int4Matrices(codes, scales, torch.full_like(scales, 8, dtype=torch.uint8), old.expert_inter)
+    factors = torch.tensor(NeuronCopies.build(old.expert_inter, new.expert_inter, None).down)
+    assert tile_int4(matrix, 4, new.expert_inter, factors).group == 128
+
+
+def test_a_random_isometry_of_a_layer_norm_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, PHI, random_tensors(PHI, seed=1))
+    with pytest.raises(SpecterError, match="LayerNorm"):
+        InflatedCheckpoint(Checkpoint.open(tmp_path), WIDE_PHI, "random")
+    with pytest.raises(SpecterError, match="in the pairs they share"):
+        check_inflatable(PHI, dataclasses.replace(WIDE_PHI, rope=dataclasses.replace(WIDE_ROPE, theta=5.0)))
 
 
 def narrow_int4(checkpoint: Checkpoint) -> Int4Experts:

@@ -32,7 +32,7 @@ SPEC = dataclasses.replace(
 # Few large blocks: the interpreter pays per program.
 LARGE, TILED = Launch(64, 128), Launch(64, 128, 4, 2)
 DRAFT = DraftTuning(
-    qkv=LARGE, out=LARGE, wide=LARGE, dense_down=LARGE, gate_up=Launch(32, 128), down=Launch(32, 64), down_codes=128,
+    qkv=LARGE, out=LARGE, wide=LARGE, dense_down=LARGE, gate_up=Launch(32, 128), down=Launch(32, 64),
     head=Launch(128, 128),
 )  # fmt: skip
 TARGET = TargetTuning(TILED, TILED, TILED, TILED, TILED, TILED, TILED)
@@ -149,3 +149,43 @@ def test_a_pass_must_fit(models: Models) -> None:
         models.target.begin(tokens_of(49), 0, 1)
     with pytest.raises(SpecterError, match="66 positions"):
         models.target.begin(tokens_of(6), 60, 1)
+
+
+def test_a_pass_chooses_no_padding(models: Models) -> None:
+    weights = dataclasses.replace(models.weights, num_tokens=60)
+    target = Target(weights, models.target.arena, models.cache, 2, None, pdl=False, tuning=TARGET)
+    target.begin(tokens_of(2).clamp(max=59).to(DEVICE), 0, 2)
+    target.scaled.zero_()
+    target.scaled[:, 0] = 1.0
+    head = weights.head.clone()
+    weights.head[:, 0] = -1.0  # of tokens; padding has logits of exactly 0
+    weights.head[60:] = 0.0
+    weights.head[41, 0] = -0.5
+    target.choose(2, 2)
+    weights.head.copy_(head)
+    assert (target.logits[:2, 60:] > target.logits[:2, :60].amax()).all()
+    assert target.tokens[:2].tolist() == [41, 41]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+@pytest.mark.parametrize("temperature", [None, 0.8])
+def test_graphs_of_early_launches_say_what_single_launches_do(models: Models, temperature: float | None) -> None:
+    said = []
+    for pdl in (False, True):
+        draft = Draft(models.weights, models.draft.experts, models.cache, 8, 3, temperature, pdl, DRAFT)
+        target = Target(
+            models.weights, models.target.arena, models.cache, 8, models.target.slot_table, 3, temperature, pdl, TARGET
+        )
+        if pdl:
+            draft.capture()
+            target.capture(8)
+        models.cache.latents.zero_()
+        draft.begin(5, 0)
+        for _ in range(8):
+            draft.step()
+        drafted = [part.clone() for part in (draft.tokens, draft.routing, draft.counts, draft.logits)]
+        target.begin(tokens_of(8).to(DEVICE), 8, 8)
+        target.forward(8)
+        said.append([*drafted, target.tokens[:8].clone(), target.logits[:8].clone(), models.cache.latents.clone()])
+    for alone, together in zip(*said, strict=True):
+        assert torch.equal(alone, together)

@@ -6,20 +6,26 @@ Run by Triton's interpreter where there is no GPU. Moves, indices and routing ar
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from specter.config import SamplingConfig
 from specter.errors import SpecterError
+from specter.gpu.sampling import DeviceSampling
 from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
 from specter.kernels.device import Launch, Stream
 from specter.kernels.octets import Octets
+from specter.kernels.routing import RowRouting
 from specter.model.routing import top_k
 from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import quantize_rtn
+from specter.speculation.accept import build_sampler
 from specter.speculation.noise import gumbel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,16 +105,48 @@ def test_skinny_products(num_out: int, num_in: int, block_k: int, dtype: torch.d
         close(octets.decode(), value, torch.bfloat16)
 
 
-@pytest.mark.parametrize("num_experts", [0, 9])
-def test_skinny_gated_mlp_and_router(num_experts: int) -> None:
-    hidden, inter = 96, 40
+def row_routing(num_experts: int, top: int, step: int = 0, num_steps: int = 1) -> RowRouting:
+    history = torch.full((num_steps, top), -1, dtype=torch.int16, device=DEVICE)
+    counts = torch.zeros(num_experts, dtype=torch.int32, device=DEVICE)
+    return RowRouting.empty(history, counts, ints(step), scaling=1.5)
+
+
+def test_skinny_gated_mlp_without_router() -> None:
+    x, gain, w, inner = rand(1, 96), rand(96), rand(2 * 40, 96), poison(40)
+    skinny.norm_gated(stream_of(x, gain), w, inner, None, EPS, Launch(8, 64), pdl=False)
+    close(inner, gated(normed(x, gain), w)[0])
+
+
+def test_skinny_gated_mlp_and_router() -> None:
+    hidden, inter, num_experts, top = 96, 40, 41, 3  # three programs of the router, the last one not full
     x, gain, w = rand(1, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
-    inner, logits, scale = poison(inter), poison(num_experts), poison(1)
-    skinny.norm_gated(stream_of(x, gain), w, inner, logits, scale, EPS, Launch(8, 64), pdl=False)
+    inner, routing = poison(inter), row_routing(num_experts, top, step=2, num_steps=4)
+    for step in (1, 2):  # the second finds the first one's scratch
+        routing.step.fill_(step)
+        skinny.norm_gated(stream_of(x, gain), w, inner, routing, EPS, Launch(8, 64), pdl=False)
     close(inner, gated(normed(x, gain), w[num_experts:])[0])
-    if num_experts:
-        close(logits, (normed(x, gain) @ w[:num_experts].T)[0])
-        close(scale * x[0] * gain, normed(x, gain)[0])
+    close(routing.logits, (normed(x, gain) @ w[:num_experts].T)[0])
+    close(routing.scale * x[0] * gain, normed(x, gain)[0])
+    weights, experts = top_k(routing.logits[None], top)
+    close(routing.weights, 1.5 * weights[0])
+    assert routing.history[1].tolist() == routing.history[2].tolist() == experts[0].tolist()
+    assert (routing.history[[0, 3]] == -1).all()
+    assert routing.counts.tolist() == [2 * int(e in experts) for e in range(num_experts)]
+
+
+def test_router_ties_go_to_the_lower_expert() -> None:
+    logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 0.0, 1.0])
+    x, routing = torch.ones(1, 32, device=DEVICE), row_routing(6, 4)
+    w = torch.zeros(6 + 2 * 8, 32)
+    w[:6, 0] = logits
+    skinny.norm_gated(stream_of(x, x[0]), w.to(DEVICE), poison(8), routing, EPS, Launch(8, 32), pdl=False)
+    assert routing.history[0].tolist() == [1, 3, 0, 2]
+
+
+def test_router_gives_every_rank_one_expert_even_where_logits_are_no_numbers() -> None:
+    x, routing = rand(1, 32), row_routing(6, 4)
+    skinny.norm_gated(stream_of(x, x[0]), poison(6 + 2 * 8, 32), poison(8), routing, EPS, Launch(8, 32), pdl=False)
+    assert sorted(routing.history[0].tolist()) == [0, 1, 2, 3]
 
 
 # -- INT4 experts ------------------------------------------------------------------------------------
@@ -124,50 +162,36 @@ def random_int4(*shape: int, group: int) -> Int4Matrices:
 
 @pytest.mark.parametrize(("inter", "group", "block"), [(96, 32, 128), (64, 64, 64)])
 def test_int4_experts(inter: int, group: int, block: int) -> None:
-    hidden, num_experts, top, num_shared, scaling = 192, 5, 3, 40, 1.5
+    hidden, num_experts, top, num_shared = 192, 5, 3, 40
     gate, up = (random_int4(num_experts, inter, hidden, group=group) for _ in range(2))
     down = random_int4(num_experts, hidden, inter, group=min(group, inter))
     (gate_words, gate_scales), (up_words, up_scales) = int4_moe.pack_matrices(gate), int4_moe.pack_matrices(up)
     down_words, down_scales = int4_moe.pack_matrices(down)
-    logits, x, shared, shared_w = rand(num_experts), rand(hidden), rand(num_shared), rand(hidden, num_shared)
+    x, shared, shared_w = rand(hidden), rand(num_shared), rand(hidden, num_shared)
     octets, inner = Octets.of(x), Octets.empty(top * inter, DEVICE)
-    history = torch.full((4, top), -1, dtype=torch.int16, device=DEVICE)
-    counts, chosen = torch.zeros(num_experts, dtype=torch.int32, device=DEVICE), ints(*[-1] * top)
     before, next_gain = rand(1, hidden), rand(hidden)
-    stream, scale = empty_stream(before, 32), torch.tensor([0.25], device=DEVICE)
+    stream = empty_stream(before, 32)
+    routing = row_routing(num_experts, top, step=1, num_steps=2)
+    weights, experts = rand(top), [3, 0, 4]
+    routing.history[1] = torch.tensor(experts)
+    routing.weights.copy_(weights)
+    routing.scale.fill_(0.25)
 
     int4_moe.gate_up(
-        logits, scale, octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), inner,
-        chosen, history, counts, ints(2), scaling, Launch(16, block), pdl=False,
+        octets, torch.cat((gate_words, up_words), 1), torch.cat((gate_scales, up_scales), 1), routing, inner,
+        Launch(16, block), pdl=False,
     )  # fmt: skip
     int4_moe.down(
-        shared, shared_w, inner, down_words, down_scales, chosen, stream, next_gain, Launch(32, 32), 128, pdl=False
+        shared, shared_w, inner, down_words, down_scales, routing, stream, next_gain, Launch(32, 32), pdl=False
     )
 
-    weights, experts = top_k(logits[None], top)
-    assert chosen.tolist() == history[2].tolist() == experts[0].tolist()
-    assert (history[[0, 1, 3]] == -1).all()
-    assert counts.tolist() == [int(e in experts) for e in range(num_experts)]
     expected = before + shared_w @ shared
-    for weight, expert in zip(weights[0], experts[0].tolist(), strict=True):
+    for weight, expert in zip(weights, experts, strict=True):
         wide = torch.cat((gate.dequantize()[expert], up.dequantize()[expert]))
-        expected += scaling * weight * (down.dequantize()[expert] @ gated(scale * x, wide))
+        expected += weight * (down.dequantize()[expert] @ gated(0.25 * x, wide))
     # Products are exact; activations are rounded to 16 bits of their octet's largest.
     assert (stream.x - expected).norm() <= 1e-4 * expected.norm()
     check_stream(stream, next_gain, stream.x)
-
-
-def test_int4_ties_go_to_the_lower_expert() -> None:
-    packed = int4_moe.pack_matrices(quantize_rtn(torch.randn(6, 64, 32), 32))
-    words, scales = (part.to(DEVICE) for part in packed)
-    chosen, history = ints(0, 0, 0, 0), torch.zeros(1, 4, dtype=torch.int16, device=DEVICE)
-    logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 0.0, 1.0], device=DEVICE)
-    counts = torch.zeros(6, dtype=torch.int32, device=DEVICE)
-    int4_moe.gate_up(
-        logits, rand(1), Octets.of(rand(32)), words, scales, Octets.empty(128, DEVICE), chosen, history, counts,
-        ints(0), 1.0, Launch(32, 32), pdl=False,
-    )  # fmt: skip
-    assert chosen.tolist() == [1, 3, 0, 2]
 
 
 def test_octets_keep_sixteen_bits_of_their_largest() -> None:
@@ -388,16 +412,40 @@ def test_embedding_and_greedy_choice() -> None:
     assert out[1] == 7
 
 
-def test_seeded_choice_draws_the_noise_of_a_position_whoever_asks() -> None:
-    vocab, seed, temperature = 1500, 2**40 + 12345, 0.7
-    selection = select.Selection.empty(3, vocab, DEVICE, seed, temperature)
-    logits, out = rand(3, vocab), ints(-1, -1, -1)
+@pytest.mark.parametrize("sampling", [SamplingConfig("greedy"), SamplingConfig("seeded", 0.7, seed=2**40 + 12345)])
+def test_the_device_chooses_what_the_host_would_and_never_padding(sampling: SamplingConfig) -> None:
+    num_tokens, vocab = 1500, 2300
+    chosen = DeviceSampling.of(sampling)
+    selection = select.Selection.empty(3, num_tokens, DEVICE, chosen.seed, chosen.temperature)
+    logits, out = rand(3, vocab) - 9.0, ints(-1, -1, -1)
+    logits[:, num_tokens:] = 0.0  # more than any token has
     selection.choose(logits, ints(8), out, pdl=False)
+    sampler = build_sampler(sampling)
     for row in range(3):
-        noisy = logits[row].cpu().numpy() / temperature + gumbel(seed, 9 + row, vocab)
-        assert int(out[row]) == int(np.argmax(noisy))
+        assert int(out[row]) == sampler.propose(logits[row, :num_tokens].cpu(), 9 + row).token
     tokens, feed, position, step = ints(-1, -1, -1), ints(-1), ints(10), ints(1)
     selection.advance(logits[2:], tokens, feed, position, step, pdl=False)
     token = int(out[2])
     assert tokens.tolist() == [-1, token, -1]
     assert [int(feed), int(position), int(step)] == [token, 11, 2]
+
+
+def test_device_noise_is_the_hosts_up_to_its_largest() -> None:
+    num_tokens, seed = 2**16, 5
+    out = poison(num_tokens)
+    _noise[(num_tokens // 1024,)](out, seed, 7, BLOCK=1024)
+    expected = torch.from_numpy(gumbel(seed, 7, num_tokens))
+    assert expected.max() > 9
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+@triton.jit
+def _noise(out, seed, position, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, select._gumbel(seed, position, at))
+
+
+@pytest.mark.parametrize("other", [{"top_k": 5}, {"top_p": 0.9}, {"kind": "rejection"}])
+def test_what_the_graph_cannot_sample_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(SpecterError, match="inside a step on the device"):
+        DeviceSampling.of(dataclasses.replace(SamplingConfig("seeded"), **other))

@@ -21,6 +21,12 @@ from specter.timeline.hardware import load_hardware
 from tests.helpers import RIVALS, TINY, open_live, write_random
 
 SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
+OURS = [
+    SPECTER,
+    SystemConfig("specter_deadline", speculative=True, planner="deadline", eviction="retain", num_staging=4),
+    SystemConfig("specter_deadline_lru", speculative=True, planner="deadline", eviction="lru"),
+    SystemConfig("specter_retain", speculative=True, planner="three_phase", eviction="retain", num_staging=4),
+]
 PROMPTS = [[5, 17, 3], [1], [96, 0, 44, 44, 44], list(range(1, 18)), [7] * 33, [60, 2, 9, 31, 8, 77, 12]]
 SAMPLINGS = [SamplingConfig("greedy"), SamplingConfig("seeded", temperature=0.9, seed=3)]
 BUDGETS = {tier: BudgetConfig(tier, policy="same_experts") for tier in ("high", "low", "smallest")}
@@ -75,8 +81,19 @@ def runs(live: LiveModel, config: RunConfig, plain: dict[tuple[str, int], list[i
 
 @pytest.mark.parametrize("k", [1, 2, 7, 16, 32])
 @pytest.mark.parametrize("tier", BUDGETS)
-def test_specter_equals_plain_decoding(live: LiveModel, config: RunConfig, plain, tier: str, k: int):
-    runs(live, replace(config, budget=BUDGETS[tier], k=k), plain, num_prompts=6)
+@pytest.mark.parametrize("system", OURS[:2], ids=lambda system: system.name)
+def test_specter_equals_plain_decoding(
+    live: LiveModel, config: RunConfig, plain, system: SystemConfig, tier: str, k: int
+):
+    runs(live, replace(config, system=system, budget=BUDGETS[tier], k=k), plain, num_prompts=6)
+
+
+@pytest.mark.parametrize("tier", BUDGETS)
+@pytest.mark.parametrize("system", OURS[2:], ids=lambda system: system.name)
+def test_one_policy_swapped_equals_plain_decoding(
+    live: LiveModel, config: RunConfig, plain, system: SystemConfig, tier: str
+):
+    runs(live, replace(config, system=system, budget=BUDGETS[tier], k=7), plain, num_prompts=3)
 
 
 @pytest.mark.parametrize("system", RIVALS, ids=lambda system: system.name)
@@ -107,7 +124,7 @@ def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig):
         torch.set_num_threads(num_threads)
 
 
-@pytest.mark.parametrize("system", [SPECTER, *RIVALS], ids=lambda system: system.name)
+@pytest.mark.parametrize("system", [*OURS, *RIVALS], ids=lambda system: system.name)
 @pytest.mark.parametrize("tier", ["low", "smallest"])
 def test_replay_equals_the_live_run(live: LiveModel, config: RunConfig, tmp_path, tier: str, system: SystemConfig):
     """One recording, made with everything resident, stands for every budget: records are identical."""

@@ -13,9 +13,9 @@ from specter.experts.slots import SLOT_ALIGNMENT_BYTES, SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.model.checkpoint import Checkpoint
 from specter.model.decoder import Decoder
-from specter.model.spec import ExpertId
+from specter.model.spec import ExpertId, ModelSpec
 from specter.model.weights import DecoderWeights, DraftExperts
-from tests.helpers import TINY, Live, quantize, random_live, run_pass, write_random
+from tests.helpers import FAMILIES, TINY, Live, quantize, random_live, run_pass, write_random
 
 TOKENS = [1, 2, 3, 5, 8, 13, 21]
 
@@ -71,15 +71,16 @@ def test_outputs_are_the_last_rows(live: Live) -> None:
 
 def test_padding_is_written_nowhere(live: Live) -> None:
     run_pass(live.decoder, live.store, TOKENS, 0)
-    latents = live.decoder.cache.latents
+    latents = live.decoder.cache.entries
     assert latents[:, : len(TOKENS)].any(dim=-1).all()
     assert not latents[:, len(TOKENS) :].any()
 
 
-def test_draft_follows_a_target_with_int4_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", FAMILIES.values(), ids=FAMILIES.keys())
+def test_draft_follows_a_target_with_int4_experts(spec: ModelSpec, tmp_path: Path) -> None:
     """The draft is the target with other experts: a store of the dequantised ones makes them agree."""
-    live = random_live(tmp_path)
-    draft = DraftExperts(quantize(TINY, live.store), torch.float32, "cpu")
+    live = random_live(tmp_path, spec)
+    draft = DraftExperts(quantize(spec, live.store), torch.float32, "cpu")
     store = ExpertStore(live.store.codec, zip(draft.gate_up, draft.down, strict=True))
     passed = run_pass(live.decoder, store, TOKENS, 0)
     live.decoder.reset()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from specter.kernels import product
 from specter.model.invariance import invariance_check
-from tests.helpers import TINY, Live, open_live, random_live, run_pass, write_random
+from specter.model.spec import ModelSpec
+from tests.helpers import FAMILIES, TINY, Live, open_live, random_live, run_pass, write_random
 
 PROMPT = [(7 * i) % TINY.vocab for i in range(120)]
 VERIFIED = [(5 * i + 3) % TINY.vocab for i in range(17)]  # crosses a block of 128 keys
@@ -25,9 +26,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
+def family(request: pytest.FixtureRequest) -> ModelSpec:
+    spec: ModelSpec = request.param
+    return spec
+
+
 @pytest.fixture
-def live(tmp_path: Path) -> Live:
-    return random_live(tmp_path)
+def live(tmp_path: Path, family: ModelSpec) -> Live:
+    return random_live(tmp_path, family)
 
 
 def leaky_product(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -37,7 +44,7 @@ def leaky_product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def snapshot(live: Live) -> Tensor:
-    return live.decoder.cache.latents[:, : live.decoder.cache.length].clone()
+    return live.decoder.cache.entries[:, : live.decoder.cache.length].clone()
 
 
 def verify_and_plain(live: Live) -> tuple[list[Tensor], list[Tensor]]:
@@ -56,8 +63,8 @@ def verify_and_plain(live: Live) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @pytest.mark.parametrize("tile", [16, 48])
-def test_verification_equals_plain_decoding(tmp_path: Path, tile: int, threads: int) -> None:
-    together, alone = verify_and_plain(random_live(tmp_path, tile=tile))
+def test_verification_equals_plain_decoding(tmp_path: Path, family: ModelSpec, tile: int, threads: int) -> None:
+    together, alone = verify_and_plain(random_live(tmp_path, family, tile=tile))
     assert torch.equal(together[0], alone[0])
     assert torch.equal(together[1], alone[1])
 
@@ -98,7 +105,7 @@ def test_check_passes_and_leaves_nothing_behind(live: Live, threads: int) -> Non
     report = invariance_check(live.decoder)
     assert not report.rowwise and report.failures == ()
     assert report.num_threads == threads
-    assert live.decoder.cache.length == 0 and not live.decoder.cache.latents.any()
+    assert live.decoder.cache.length == 0 and not live.decoder.cache.entries.any()
     assert live.decoder.arena.gate_up.isnan().all() and live.decoder.arena.down.isnan().all()
 
 
@@ -106,8 +113,8 @@ def test_check_works_with_two_slots(tmp_path: Path) -> None:
     assert not invariance_check(random_live(tmp_path, num_slots=2).decoder).rowwise
 
 
-def test_leaky_product_is_found_and_row_by_row_is_exact(tmp_path: Path) -> None:
-    write_random(tmp_path, TINY)
+def test_leaky_product_is_found_and_row_by_row_is_exact(tmp_path: Path, family: ModelSpec) -> None:
+    write_random(tmp_path, family)
     live = open_live(tmp_path, mm=leaky_product)
     together, alone = verify_and_plain(live)
     assert not torch.equal(together[0], alone[0])  # or the check below would test nothing

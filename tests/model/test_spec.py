@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from specter.errors import SpecterError
-from specter.model.spec import DEEPSEEK_V2_LITE, ModelSpec, read_spec
+from specter.model.spec import DEEPSEEK_V2_LITE, FULL_SIZE, NARROW, PHI3_5_MOE, QWEN1_5_MOE, ModelSpec, read_spec
+
+GROUPED = dataclasses.replace(DEEPSEEK_V2_LITE, name="grouped", num_groups=8, top_groups=3, tied=True)
 
 
-def test_reads_back_what_it_writes():
-    assert ModelSpec.from_config(DEEPSEEK_V2_LITE.to_config(), DEEPSEEK_V2_LITE.name) == DEEPSEEK_V2_LITE
+@pytest.mark.parametrize("spec", [*FULL_SIZE.values(), *NARROW.values(), GROUPED], ids=lambda spec: spec.name)
+def test_reads_back_what_it_writes(spec: ModelSpec):
+    config = json.loads(json.dumps(spec.to_config()))
+    assert ModelSpec.from_config(config, spec.name) == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "what"),
+    [
+        (QWEN1_5_MOE, {"use_sliding_window": True}, "use_sliding_window=True"),
+        (QWEN1_5_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        (QWEN1_5_MOE, {"mlp_only_layers": [3]}, "dense layers .3. between"),
+        (QWEN1_5_MOE, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not implemented"),
+        (QWEN1_5_MOE, {"num_key_value_heads": 3}, "16 heads over 3 keys"),
+        (QWEN1_5_MOE, {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        (QWEN1_5_MOE, {"quantization_config": {"quant_method": "gptq"}}, "quantised already .gptq."),
+        (QWEN1_5_MOE, {"num_experts": None}, "num_experts as None"),
+        (PHI3_5_MOE, {"num_experts_per_tok": 4}, "num_experts_per_tok=4"),
+        (PHI3_5_MOE, {"sliding_window": 2047}, "sliding_window=2047"),
+        (PHI3_5_MOE, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not implemented"),
+        (PHI3_5_MOE, {"head_dim": 64}, "64 short factors for heads of 64 channels"),
+        (GROUPED, {"topk_group": 9}, "from 9 of 8 groups"),
+        (GROUPED, {"n_group": 7}, "of 7 groups"),
+    ],
+    ids=str,
+)
+def test_what_a_family_does_not_have_is_named(spec: ModelSpec, changes: dict[str, object], what: str):
+    with pytest.raises(SpecterError, match=what):
+        ModelSpec.from_config({**spec.to_config(), **changes}, "a-model")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from safetensors.numpy import save_file
 
 from specter.model.checkpoint import Checkpoint, write_checkpoint
 from specter.model.spec import ModelSpec
+from specter.quantize import workspace
 from specter.quantize.cli import REPORT_FILE, main
 from specter.quantize.gptq_format import read_directory
+from specter.quantize.layer import Int4Layer
+from specter.quantize.quantizers import Gptq
 from specter.quantize.rtn import quantize_rtn
 from specter.standin.checkpoint import to_hub
 from specter.standin.network import init_weights
@@ -34,7 +38,7 @@ def calibration(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-@pytest.mark.parametrize("method", ["gptq", "rtn"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "rtn"])
 def test_quantizes_a_checkpoint(
     spec: ModelSpec, checkpoint: Path, calibration: Path, tmp_path: Path, method: str
 ) -> None:
@@ -43,10 +47,12 @@ def test_quantizes_a_checkpoint(
     experts = read_directory(out, spec)
     gate_up, down = Checkpoint.open(checkpoint).experts(1)
     nearest = quantize_rtn(down, 128)
-    assert torch.equal(experts.down.scales[1], nearest.scales)
+    assert torch.equal(experts.down.scales[1], nearest.scales) or method == "awq"
     assert torch.equal(experts.down.codes[1], nearest.codes) == (method == "rtn")
-    step = experts.gate.scales[1].float()
-    assert ((experts.gate.dequantize()[1] - gate_up[:, : spec.expert_inter]).abs() <= 4 * step).all()
+    assert (experts.input_scales is not None) == (method == "awq")
+    if method != "awq":
+        step = experts.gate.scales[1].float()
+        assert ((experts.gate.dequantize()[1] - gate_up[:, : spec.expert_inter]).abs() <= 4 * step).all()
 
     report = json.loads((out / REPORT_FILE).read_text())
     assert report["method"] == experts.method == method
@@ -58,6 +64,7 @@ def test_quantizes_a_checkpoint(
     assert report["calibration"]["num_tokens"] == 960 and report["calibration"]["num_held_out_tokens"] == 120
     spread = report["tokens_per_expert"]
     assert 0 <= spread["min"] <= spread["median"] <= spread["max"] <= 840
+    assert [sum(layer) for layer in spread["per_layer"]] == [840 * spec.top_k] * spec.num_moe_layers
     assert report["checkpoint"]["sha256"] == Checkpoint.open(checkpoint).digest()
     assert [path.name for path in out.parent.iterdir()] == [method]  # no partial directory is left
 
@@ -76,10 +83,12 @@ def test_few_tokens_are_reported_as_fallbacks(
     [
         ("methud=gptq", "methud"),
         ("gptq", "'gptq'"),
-        ("method=awq", "method=awq"),
+        ("method=hqq", "method=hqq"),
         ("group=many", "group=many"),
         ("group=12", "groups of 12 do not divide rows of 32"),
         ("group=0", "group size 0"),
+        ("method=q4_k", "fidelity study"),
+        ("sequences=25", "sequences=25"),
         ("min_tokens=-1", "min_tokens"),
         ("checkpoint=/nowhere", "/nowhere"),
         ("calibration=/nowhere", "/nowhere"),
@@ -117,12 +126,61 @@ def test_a_directory_in_use_is_left_alone(
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_what_a_killed_run_left_is_replaced(
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != REPORT_FILE}
+
+
+@pytest.mark.parametrize("cut", ["in a layer", "before the states are kept"])
+def test_a_killed_run_goes_on_and_repeats_nothing(
+    checkpoint: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    arguments = [f"checkpoint={checkpoint}", f"calibration={calibration}"]
+    assert main([*arguments, f"out={tmp_path / 'whole'}"]) == 0
+
+    calls: list[int] = []
+
+    def counting(self: Gptq, *arguments: Any) -> Int4Layer:
+        calls.append(1)
+        if cut == "in a layer" and len(calls) == 3:
+            raise KeyboardInterrupt
+        return quantize(self, *arguments)
+
+    def cut_short(*arguments: Any, **keywords: Any) -> None:
+        if "states" in str(arguments[1]) and cut != "in a layer" and len(calls) == 2:
+            raise KeyboardInterrupt
+        save(*arguments, **keywords)
+
+    quantize, save = Gptq.__call__, workspace.save_file
+    monkeypatch.setattr(Gptq, "__call__", counting)
+    monkeypatch.setattr(workspace, "save_file", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        main([*arguments, f"out={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()
+    finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / ".out.partial").glob("model-*")}
+    assert len(finished) == 2
+
+    monkeypatch.setattr(Gptq, "__call__", quantize)
+    monkeypatch.setattr(workspace, "save_file", save)
+    reads: list[int] = []
+    experts = Checkpoint.experts
+    monkeypatch.setattr(Checkpoint, "experts", lambda self, layer: (reads.append(layer), experts(self, layer))[1])
+    assert main([*arguments, f"out={tmp_path / 'out'}"]) == 0
+    assert reads == ([2] if cut == "in a layer" else [1, 2])  # the second layer's states are computed, not its codes
+    assert finished.items() <= {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}.items()
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert json.loads((tmp_path / "out" / REPORT_FILE).read_text())["num_resumed_layers"] == 2
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_what_another_run_left_is_replaced(
     spec: ModelSpec, checkpoint: Path, calibration: Path, tmp_path: Path
 ) -> None:
     partial = tmp_path / ".out.partial"
     partial.mkdir()
-    (partial / "model.safetensors").write_text("half a file")
+    (partial / "origin").write_text("other options")
+    (partial / "layer-0.json").write_text("{}")
+    (partial / "model-00001-of-00003.safetensors").write_text("half a file")
     assert main([f"checkpoint={checkpoint}", f"out={tmp_path / 'out'}", f"calibration={calibration}"]) == 0
     assert not partial.exists()
+    assert len(list((tmp_path / "out").iterdir())) == spec.num_moe_layers + 3
     read_directory(tmp_path / "out", spec)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.model import layerwise
 from specter.model.checkpoint import Checkpoint, write_checkpoint
 from specter.model.spec import ModelSpec
-from specter.quantize import activations
 from specter.quantize.activations import walk_moe_layers
-from specter.quantize.calibration import cut_windows, load_calibration
+from specter.quantize.calibration import CALIBRATION, TOKENIZER, cut_windows, load_calibration
 from specter.quantize.gptq import quantize_gptq
-from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error, quantize_layer
+from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error
+from specter.quantize.quantizers import Gptq, Rtn, build_int4
 from specter.quantize.rtn import quantize_rtn
 from specter.standin.checkpoint import to_hub
 from specter.standin.network import Network, experts_dense, init_weights
+from tests.helpers import FAMILIES
 
 E, D, F = 4, 32, 16
 
@@ -61,7 +65,7 @@ def test_hessians_belong_to_their_expert() -> None:
 
 def test_a_layer_is_its_matrices_quantised_one_by_one() -> None:
     experts, inputs = layer_experts(), layer_inputs(400)
-    layer = quantize_layer(experts, inputs, "gptq", 16, min_tokens=D)
+    layer = Gptq(16, D)(experts, inputs)
     hessians = collect_hessians(experts, inputs)
     for matrices, weights, sums in (
         (layer.gate, experts.gate, hessians.hidden),
@@ -77,7 +81,7 @@ def test_a_layer_is_its_matrices_quantised_one_by_one() -> None:
 def test_gptq_experts_are_closer_than_rounded_ones() -> None:
     experts, seen, held_out = layer_experts(), layer_inputs(800, seed=1), layer_inputs(400, seed=2)
     errors = {
-        method: output_error(experts, quantize_layer(experts, seen, method, 128, D).dequantize(), held_out)
+        method: output_error(experts, build_int4(method, 128, D)(experts, seen).dequantize(), held_out)
         for method in ("gptq", "rtn")
     }
     assert 0 < errors["gptq"] < 0.8 * errors["rtn"]
@@ -86,19 +90,19 @@ def test_gptq_experts_are_closer_than_rounded_ones() -> None:
 
 def test_uncovered_experts_fall_back_and_are_counted() -> None:
     experts, inputs = layer_experts(), layer_inputs(300, experts=3)
-    layer = quantize_layer(experts, inputs, "gptq", 128, min_tokens=D)
+    layer = Gptq(128, D)(experts, inputs)
     assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 600
     assert layer.fallback.tolist() == [False, False, False, True]
     for matrices, weights in ((layer.gate, experts.gate), (layer.up, experts.up), (layer.down, experts.down)):
         rtn = quantize_rtn(weights, 128)
         assert torch.equal(matrices.codes[3], rtn.codes[3])
         assert not torch.equal(matrices.codes[0], rtn.codes[0])
-    everybody = quantize_layer(experts, inputs, "gptq", 128, min_tokens=301)
+    everybody = Gptq(128, 301)(experts, inputs)
     assert everybody.fallback.all() and torch.equal(everybody.down.codes, quantize_rtn(experts.down, 128).codes)
 
 
 def test_rtn_counts_tokens_but_no_fallbacks() -> None:
-    layer = quantize_layer(layer_experts(), layer_inputs(30, experts=3), "rtn", 128, min_tokens=1000)
+    layer = Rtn(128)(layer_experts(), layer_inputs(30, experts=3))
     assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 60
     assert not layer.fallback.any()
 
@@ -107,17 +111,19 @@ def test_activations_that_are_not_numbers_are_refused() -> None:
     inputs = layer_inputs(30)
     inputs.hidden[3, 4] = float("nan")
     with pytest.raises(SpecterError, match="activations"):
-        quantize_layer(layer_experts(), inputs, "gptq", 128, D)
+        Gptq(128, D)(layer_experts(), inputs)
 
 
 # -- the pass over the model ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_walk_sees_what_the_network_feeds_its_experts(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spec = FAMILIES[family]
     weights = init_weights(spec, seed=0)
-    for name in ("attn_norm", "mlp_norm", "kv_norm"):
+    for name in [name for name in weights if "norm" in name or name.endswith("bias")]:
         weights[name] = torch.rand_like(weights[name]) + 0.5
     write_checkpoint(tmp_path, spec, to_hub(weights, spec))
     tokens = torch.randint(0, spec.vocab, (3, 20), generator=torch.Generator().manual_seed(1))
@@ -128,10 +134,11 @@ def test_walk_sees_what_the_network_feeds_its_experts(
         return experts_dense(h, gains, ids, gate_up, down)
 
     Network(spec, 20, "cpu", experts=spy)(weights, tokens)
-    monkeypatch.setattr(activations, "SEQUENCES_AT_ONCE", 2)  # an uneven split
+    monkeypatch.setattr(layerwise, "SEQUENCES_AT_ONCE", 2)  # an uneven split
     walked = list(walk_moe_layers(Checkpoint.open(tmp_path), tokens))
     assert len(walked) == len(fed) == spec.num_moe_layers
-    for layer, ((experts, inputs), (hidden, ids)) in enumerate(zip(walked, fed, strict=True)):
+    for layer, (step, (hidden, ids)) in enumerate(zip(walked, fed, strict=True)):
+        experts, inputs = step.experts, step.inputs
         torch.testing.assert_close(inputs.hidden, hidden, rtol=1e-4, atol=1e-5)
         assert torch.equal(inputs.routing.sort().values, ids.sort().values)
         assert torch.equal(torch.cat((experts.gate, experts.up), 1), weights["gate_up"][layer])
@@ -149,6 +156,44 @@ def test_windows_are_spread_over_the_whole_text() -> None:
     assert len(np.unique(windows)) == 100
     with pytest.raises(SpecterError, match="99 training tokens"):
         cut_windows(np.arange(99, dtype=np.uint16), 5, 20)
+
+
+def test_the_shipped_text_is_coded_anew_for_another_tokenizer(spec: ModelSpec, tmp_path: Path) -> None:
+    shipped = Tokenizer.from_file(str(TOKENIZER))
+    standin = dataclasses.replace(spec, vocab=shipped.get_vocab_size())
+    own = load_calibration(CALIBRATION, standin)
+    assert torch.equal(own.tokens, load_calibration(CALIBRATION, standin, tokenizer=TOKENIZER).tokens)
+    assert torch.equal(load_calibration(CALIBRATION, standin, 2).tokens, own.tokens[[0, -1]])
+
+    whole_words = Tokenizer(models.WordLevel({"the": 0, "of": 1, "?": 2}, unk_token="?"))
+    whole_words.pre_tokenizer = pre_tokenizers.Whitespace()
+    whole_words.save(str(tmp_path / "words.json"))
+    other = load_calibration(CALIBRATION, dataclasses.replace(spec, vocab=102400), tokenizer=tmp_path / "words.json")
+    assert set(other.tokens.unique().tolist()) == {0, 1, 2} and other.tokens.shape[1] == own.tokens.shape[1]
+    words = [word for row in own.tokens.tolist() for word in shipped.decode(row).split()]
+    assert 0.9 * words.count("the") < (other.tokens == 0).sum() < 1.2 * words.count("the")
+
+
+def test_a_text_is_coded_by_the_models_tokenizer(spec: ModelSpec, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("A ferry left the harbour.\n" * 200)
+    standin = dataclasses.replace(spec, vocab=8192)
+    given = load_calibration(tmp_path / "mine.txt", standin, tokenizer=TOKENIZER)
+    assert given.tokens.shape[1] == 256 and given.num_held_out == 1
+    text = Tokenizer.from_file(str(TOKENIZER)).decode(given.tokens[0].tolist())
+    assert text.startswith("A ferry left the harbour.\nA ferry")
+    with pytest.raises(SpecterError, match="no tokenizer"):
+        load_calibration(tmp_path / "mine.txt", standin)
+    (tmp_path / "mine.txt").write_text("short")
+    with pytest.raises(SpecterError, match="0 sequences"):
+        load_calibration(tmp_path / "mine.txt", standin, tokenizer=TOKENIZER)
+
+
+def test_tokens_of_an_unknown_vocabulary_are_refused(spec: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecterError, match="102400 tokens") as error:
+        load_calibration(CALIBRATION, dataclasses.replace(spec, vocab=102400))
+    assert "tokenizer=FILE" in error.value.remedy
+    with pytest.raises(SpecterError, match="not a tokenizer"):
+        load_calibration(CALIBRATION, dataclasses.replace(spec, vocab=102400), tokenizer=tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(

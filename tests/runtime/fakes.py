@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from baselines.on_demand import DropEviction
+from specter.build import EVICTIONS, PLANNERS
 from specter.engine import Engine
 from specter.experts.cache import ExpertCache
-from specter.experts.eviction import Eviction, LruEviction, layer_quotas
-from specter.experts.planner import Planner, ThreePhasePlanner
+from specter.experts.eviction import Eviction, layer_quotas
 from specter.experts.residency import Residency
 from specter.experts.transfer import Transfer
 from specter.model.base import Choose, FinishedStep, Output, Routing
@@ -63,6 +62,10 @@ class FakeModel:
     def move(self, expert: ExpertId, slot: int) -> None:
         self.slots[slot] = expert
 
+    def read(self, slot: int) -> ExpertId:
+        """What a wave finds in a slot."""
+        return self.slots[slot]
+
     def routing(self, prefix: Sequence[int]) -> np.ndarray:
         rng = random.Random(str((tuple(prefix[-2:]), len(prefix))))
         rows = [rng.sample(range(self.num_experts), self.top_k) for _ in range(self.num_layers - self.num_dense_layers)]
@@ -107,7 +110,7 @@ class FakePass:
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         for expert, slot in zip(experts, slots, strict=True):
-            assert self.model.slots[slot] == ExpertId(layer - self.model.num_dense_layers, expert)
+            assert self.model.read(slot) == ExpertId(layer - self.model.num_dense_layers, expert)
             self.to_run.remove(expert)
 
     def combine(self, layer: int) -> None:
@@ -117,15 +120,22 @@ class FakePass:
         return [self.model.target(prefix) for prefix in self.prefixes[-self.num_outputs :]]
 
 
+def make_eviction(name: str, num_slots: int, num_staging: int = 2) -> Eviction:
+    return EVICTIONS[name](layer_quotas(num_slots, TINY.num_moe_layers), TINY.num_experts, num_staging)
+
+
 def make_engine(
-    model: FakeModel, num_slots: int, draft_len: int, eviction: str = "lru", planner: str = "three_phase"
+    model: FakeModel,
+    num_slots: int,
+    draft_len: int,
+    eviction: str = "lru",
+    planner: str = "three_phase",
+    timeline: VirtualTimeline | None = None,
 ) -> Engine:
     costs = CostModel(TINY, tile_rows=48, kv_capacity=256)
-    timeline = VirtualTimeline(MACHINE)
+    timeline = timeline or VirtualTimeline(MACHINE)
     quotas = layer_quotas(num_slots, TINY.num_moe_layers)
-    policy: Eviction = LruEviction(quotas) if eviction == "lru" else DropEviction()
+    policy = make_eviction(eviction, num_slots)
     cache = ExpertCache(Residency(num_slots), policy, Transfer(timeline, costs.payload_bytes, model.move), timeline)
-    looks_ahead: Planner | None = None
-    if planner == "three_phase" and draft_len:
-        looks_ahead = ThreePhasePlanner(quotas, costs.payload_bytes)
+    looks_ahead = PLANNERS[planner](quotas, costs.payload_bytes) if draft_len else None
     return Engine(model, TokenSampler(), cache, timeline, costs, looks_ahead, draft_len)

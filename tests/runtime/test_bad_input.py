@@ -67,6 +67,8 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         (["system.num_buffers=-1"], "num_buffers=-1", ">= 0"),
         (["budget.policy=fair"], "'fair' is unknown", "same_bytes, same_experts, published"),
         (["system=specmoeoff", "budget=low"], "does not fit: .*0 slots", "same_experts"),
+        (["system=specter_deadline", "system.num_staging=0"], "num_staging=0", "at least one"),
+        (["system=specter_deadline", "system.eviction=lru"], "num_staging=64", "any other none"),
         (["results=/proc/nowhere"], "/proc/nowhere/.* cannot be written", "results="),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

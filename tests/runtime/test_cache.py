@@ -19,6 +19,13 @@ from tests.runtime.fakes import MACHINE
 COMPUTE = Work("compute", hbm_bytes=1000, flops=0, kernels=1, launches=1)
 
 
+def plan(loads: list[ExpertId], protect: list[ExpertId]) -> Plan:
+    mask = np.zeros((2, 8), np.bool_)
+    for expert in protect:
+        mask[expert] = True
+    return Plan(loads, mask)
+
+
 class Bench:
     """A cache of `num_slots` slots over two layers, with a copy of 1 ms and a log of what was moved."""
 
@@ -64,7 +71,7 @@ def test_hits_come_first_and_together_then_arrivals_one_by_one():
 
 def test_a_prefetch_that_is_still_under_way_is_a_late_hit():
     bench = Bench(8)
-    copies = bench.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
+    copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
     assert bench.verify(0, [1, 2]) == [[1], [2]]
     counters = bench.cache.counters
@@ -86,15 +93,15 @@ def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it():
 
 def test_need_of_now_breaks_promises_to_later_layers():
     bench = Bench(2)
-    bench.prefetch(Plan([ExpertId(1, 6)], []))
+    bench.prefetch(plan([ExpertId(1, 6)], []))
     bench.cache.place([ExpertId(1, 6), ExpertId(1, 7)])
-    bench.prefetch(Plan([], [ExpertId(1, 6), ExpertId(1, 7)]))
+    bench.prefetch(plan([], [ExpertId(1, 6), ExpertId(1, 7)]))
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
 
 def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet():
     bench = Bench(2)
-    bench.prefetch(Plan([ExpertId(1, 6), ExpertId(1, 7)], []))
+    bench.prefetch(plan([ExpertId(1, 6), ExpertId(1, 7)], []))
     assert {bench.residency.state(ExpertId(1, e)) for e in (6, 7)} == {State.LOADING}
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
@@ -102,14 +109,14 @@ def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet():
 def test_a_prefetch_with_nobody_to_displace_is_left_to_be_fetched():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
-    assert bench.prefetch(Plan([ExpertId(0, 1)], [ExpertId(0, 0)])) == []
+    assert bench.prefetch(plan([ExpertId(0, 1)], [ExpertId(0, 0)])) == []
     assert bench.cache.counters.num_prefetched == 0
 
 
 def test_protection_of_a_layer_ends_with_its_verification():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
-    bench.prefetch(Plan([], [ExpertId(0, 0)]))
+    bench.prefetch(plan([], [ExpertId(0, 0)]))
     bench.verify(0, [1])
     assert bench.residency.state(ExpertId(0, 0)) is State.ABSENT
 
@@ -130,7 +137,7 @@ def test_contents_are_restored_with_their_recency():
 def test_a_join_makes_what_it_waits_for_late():
     """With a planner that joins before verification, whoever is still on its way then is late, though it arrives."""
     bench = Bench(8)
-    copies = bench.prefetch(Plan([ExpertId(0, 1), ExpertId(0, 2)], []))
+    copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
     bench.cache.note_join()
     bench.timeline.wait(copies[1])
@@ -141,5 +148,68 @@ def test_a_join_makes_what_it_waits_for_late():
 def test_the_next_plan_replaces_the_protections_of_the_last():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
-    bench.prefetch(Plan([], [ExpertId(0, 0)]))
-    assert len(bench.prefetch(Plan([ExpertId(0, 1)], []))) == 1
+    bench.prefetch(plan([], [ExpertId(0, 0)]))
+    assert len(bench.prefetch(plan([ExpertId(0, 1)], []))) == 1
+
+
+def compute(bench: Bench) -> Event:
+    _, done = bench.timeline.compute(COMPUTE, lambda: None)
+    bench.timeline.wait(done)
+    return done
+
+
+def test_planned_loads_are_fed_a_few_at_a_time_in_order():
+    bench = Bench(16)
+    loads = [ExpertId(layer, expert) for layer in (0, 1) for expert in range(4)]
+    bench.cache.enqueue(plan(loads, []), compute(bench))
+    seen = []
+    while (copy := bench.cache.feed()) is not None:
+        seen.append(len(bench.moved))
+        bench.timeline.wait_first([copy])
+    assert seen == [3, 4, 5, 6, 7] and [expert for expert, _ in bench.moved] == loads
+
+
+def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_again():
+    bench = Bench(16)
+    bench.cache.enqueue(plan([ExpertId(1, expert) for expert in range(5)], []), compute(bench))
+    bench.cache.feed()
+    bench.cache.enqueue(plan([ExpertId(0, 7), ExpertId(1, 0), ExpertId(1, 4)], []), compute(bench))
+    while (copy := bench.cache.feed()) is not None:
+        bench.timeline.wait_first([copy])
+    assert [expert.expert for expert, _ in bench.moved] == [0, 1, 2, 7, 4]
+
+
+def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_ones_go_first():
+    bench = Bench(16)
+    bench.cache.enqueue(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3), ExpertId(1, 0)], []), compute(bench))
+    assert bench.verify(0, [2, 5]) == [[2], [5]]
+    while (copy := bench.cache.feed()) is not None:
+        bench.timeline.wait_first([copy])
+    assert [expert for expert, _ in bench.moved] == [ExpertId(0, 2), ExpertId(0, 5), ExpertId(1, 0)]
+    assert bench.cache.counters.num_misses == 2, "planned, but not issued when somebody needed it"
+
+
+def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once():
+    bench = Bench(16)
+    compute(bench)
+    known = compute(bench)
+    begin = bench.timeline.now_ns()
+    bench.cache.enqueue(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3)], []), known)
+    bench.cache.feed()
+    assert bench.cache.settle_need() == 0, "nothing has arrived yet"
+    bench.verify(0, [1, 2, 3, 4])  # one more, fetched behind the others
+    bench.timeline.drain()
+    need_ns = bench.cache.settle_need()
+    copies_ns = bench.timeline.totals().link_busy_ns
+    assert copies_ns <= need_ns <= copies_ns + 2 * (begin - known.end_ns) + MACHINE.launch_ns
+    assert bench.cache.settle_need() == 0
+
+
+def test_need_that_the_router_calls_off_ends_with_its_word():
+    bench = Bench(2)
+    bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
+    known = compute(bench)
+    bench.cache.enqueue(plan([ExpertId(0, 1)], [ExpertId(0, 0), ExpertId(1, 0)]), known)
+    assert bench.cache.feed() is None, "nobody may be displaced"
+    bench.verify(0, [0])
+    assert 0 < bench.cache.settle_need() <= bench.timeline.now_ns() - known.end_ns

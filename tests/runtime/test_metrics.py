@@ -66,6 +66,7 @@ def test_times_rates_and_shares():
         "link_bytes": 6000,
         "bytes_per_token": 750.0,
         "link_busy_frac": 0.6,
+        "link_busy_in_need_frac": 60 / 64,
         "stall_ms": 10.0,
         "experts_per_layer": 4.0,
     }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specter.experts.eviction import LruEviction, layer_quotas
 from specter.experts.lookahead import LookaheadBuffer
-from specter.experts.planner import ThreePhasePlanner
+from specter.experts.planner import DeadlinePlanner, ThreePhasePlanner
 from specter.experts.residency import Residency, State
 from specter.model.spec import ExpertId
 
@@ -74,7 +74,7 @@ def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId],
         if not recency:
             continue
         allowed = [e for e in recency if e not in pinned]
-        assert lru.victim(layer, False, lambda e: e not in pinned, anything) == (allowed[0] if allowed else None)
+        assert lru.victim(layer, lambda e: e not in pinned, False) == (allowed[0] if allowed else None)
 
 
 def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
@@ -82,15 +82,15 @@ def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
     for expert in (0, 1, 2):
         lru.used(ExpertId(1, expert))
     lru.used(ExpertId(0, 5))
-    assert lru.victim(0, False, anything, anything) == ExpertId(1, 0)
+    assert lru.victim(0, anything, False) == ExpertId(1, 0)
 
 
 def test_lru_without_quota_takes_the_oldest_of_all():
     lru = LruEviction([1, 1, 0])
     for expert in (ExpertId(1, 3), ExpertId(0, 2)):
         lru.used(expert)
-    assert lru.victim(2, False, anything, anything) == ExpertId(1, 3)
-    assert lru.victim(2, False, lambda e: e != ExpertId(1, 3), anything) == ExpertId(0, 2)
+    assert lru.victim(2, anything, False) == ExpertId(1, 3)
+    assert lru.victim(2, lambda e: e != ExpertId(1, 3), False) == ExpertId(0, 2)
 
 
 def test_lookahead_counts_tokens_per_expert():
@@ -119,15 +119,16 @@ class TestThreePhasePlanner:
 
     def test_loads_the_top_m_of_each_layer_by_count_and_protects_those_present(self):
         counts = np.array([[5, 0, 3, 4], [0, 0, 1, 0]], np.int32)
-        present = {ExpertId(0, 3)}
-        plan = self.planner(10).plan(2, counts, present.__contains__)
+        present = np.zeros((2, 4), np.bool_)
+        present[0, 3] = True
+        plan = self.planner(10).plan(2, counts, present)
         assert plan.loads == [ExpertId(0, 0), ExpertId(1, 2)]
-        assert plan.protect == [ExpertId(0, 3)]
+        assert plan.protect.tolist() == [[True, False, False, True], [False, False, True, False]]
 
     def test_next_chunk_lasts_as_long_as_the_copies_just_submitted(self):
         planner = self.planner(16)
         counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 copies of 1 ms: 3 draft steps
-        planner.plan(3, counts, lambda expert: False)
+        planner.plan(3, counts, np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [6]
 
     def test_chunk_adapts_to_measured_bandwidth_and_step(self):
@@ -135,20 +136,40 @@ class TestThreePhasePlanner:
         planner.observe_copies(24_000_000, 1.0)  # 24 GB/s: estimate (0.75 * 12 + 0.25 * 24) = 15 GB/s
         planner.observe_step(0.2)  # estimate 0.75 * 1 + 0.25 * 0.2 = 0.8 ms
         counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 * 0.8 ms / 0.8 ms = 3 steps
-        planner.plan(3, counts, lambda expert: False)
+        planner.plan(3, counts, np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [6]
 
     def test_nothing_more_once_the_next_boundary_reaches_k(self):
         planner = self.planner(5)
-        planner.plan(1, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), lambda expert: False)
+        planner.plan(1, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 5) == []
 
     def test_nothing_more_once_every_layer_has_its_m_experts(self):
         planner = self.planner(16)
-        planner.plan(3, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), lambda expert: True)
+        planner.plan(3, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == []
 
     def test_keeps_planning_while_a_layer_wants_fewer_than_m(self):
         planner = self.planner(16)
-        planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), lambda expert: True)
+        planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [4]
+
+
+class TestDeadlinePlanner:
+    @given(st.data())
+    @settings(max_examples=50, deadline=None)
+    def test_orders_what_is_counted_and_absent_by_layer_then_count(self, data: st.DataObject):
+        cells = st.lists(st.integers(0, 5), min_size=12, max_size=12)
+        counts = np.array(data.draw(cells), np.int32).reshape(3, 4)
+        present = np.array(data.draw(cells)).reshape(3, 4) > 2
+        plan = DeadlinePlanner().plan(1, counts, present)
+        assert set(plan.loads) == {ExpertId(*pair) for pair in np.argwhere((counts > 0) & ~present).tolist()}
+        keys = [(expert.layer, -counts[expert]) for expert in plan.loads]
+        assert keys == sorted(keys)
+        assert np.array_equal(plan.protect, counts > 0)
+
+    def test_plans_after_every_step_and_joins_nothing(self):
+        planner = DeadlinePlanner()
+        planner.begin_round(16)
+        assert all(planner.is_boundary(number) for number in range(1, 17))
+        assert not planner.joins_before_verify

@@ -13,39 +13,61 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from specter.errors import SpecterError
+from specter.model.checkpoint import Checkpoint
 from specter.model.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
-from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, read_spec
+from specter.model.names import canonical
+from specter.model.spec import (
+    DEEPSEEK_V2_LITE_NARROW,
+    PHI3_5_MOE_NARROW,
+    QWEN1_5_MOE_NARROW,
+    ModelSpec,
+    read_spec,
+)
 from specter.standin.checkpoint import from_hub, load_standin, save_standin, to_hub
 from specter.standin.network import init_weights
+from tests.parity.oracle import build_oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "data" / "standins" / "deepseek_v2_lite"
 TINY = dataclasses.replace(DEEPSEEK_V2_LITE_NARROW, num_layers=3, num_experts=4, top_k=2, vocab=64)
 
 
-def test_hub_names_and_shapes_are_those_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
+NARROW = {
+    "deepseek": TINY,
+    "qwen": dataclasses.replace(QWEN1_5_MOE_NARROW, num_layers=2, num_experts=4, top_k=2, vocab=64),
+    "phi": dataclasses.replace(PHI3_5_MOE_NARROW, num_layers=2, num_experts=4, vocab=64),
+}
+every_family = pytest.mark.parametrize("spec", NARROW.values(), ids=NARROW.keys())
+
+
+@every_family
+def test_names_and_shapes_are_those_of_transformers(spec: ModelSpec) -> None:
     with torch.device("meta"):
-        reference = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**TINY.to_config()))
-    expected = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
-    assert {name: tuple(tensor.shape) for name, tensor in to_hub(init_weights(TINY, 0), TINY).items()} == expected
+        reference = build_oracle(spec)
+    state = reference.state_dict()
+    expected = {canonical(spec.family, name): tuple(tensor.shape) for name, tensor in state.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in to_hub(init_weights(spec, 0), spec).items()} == expected
 
 
-def test_hub_names_round_trip() -> None:
-    weights = init_weights(TINY, 0)
-    again = from_hub(to_hub(weights, TINY), TINY)
+@every_family
+def test_names_round_trip(spec: ModelSpec) -> None:
+    weights = init_weights(spec, 0)
+    again = from_hub(to_hub(weights, spec), spec)
     assert again.keys() == weights.keys()
     assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
-def test_saved_checkpoint_is_its_decoded_self(tmp_path: Path) -> None:
-    save_standin(init_weights(TINY, 0), TINY, tmp_path / "a")
-    once = load_standin(TINY, tmp_path / "a")
-    save_standin(once, TINY, tmp_path / "b")  # coding decoded values changes them by less than half a code
-    for name, weight in load_standin(TINY, tmp_path / "b").items():
+@every_family
+def test_saved_checkpoint_is_its_decoded_self(spec: ModelSpec, tmp_path: Path) -> None:
+    save_standin(init_weights(spec, 0), spec, tmp_path / "a")
+    once = load_standin(spec, tmp_path / "a")
+    save_standin(once, spec, tmp_path / "b")  # coding decoded values changes them by less than half a code
+    for name, weight in load_standin(spec, tmp_path / "b").items():
         limit = once[name].abs().amax(-1, keepdim=True) / 127 if weight.dim() > 1 else 0
         assert ((weight - once[name]).abs() <= 0.01 * limit + 1e-7).all(), name
-    assert dataclasses.replace(read_spec(tmp_path / "a"), name=TINY.name) == TINY
+    checkpoint = Checkpoint.open(tmp_path / "a")
+    assert dataclasses.replace(checkpoint.spec, name=spec.name) == spec
+    assert torch.equal(checkpoint.experts(0)[0], once["gate_up"][0])
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

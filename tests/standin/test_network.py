@@ -1,4 +1,4 @@
-"""The training network is transformers' DeepSeek-V2, and a step of it learns."""
+"""The training network is transformers' model of every family, and a step of it learns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import dataclasses
 
 import pytest
 import torch
+import torch.fx
 
-from specter.model.spec import DEEPSEEK_V2_LITE_NARROW
+from specter.model.names import canonical
+from specter.model.routing import route
+from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, PHI3_5_MOE_NARROW, QWEN1_5_MOE_NARROW, ModelSpec
 from specter.standin.checkpoint import to_hub
 from specter.standin.network import (
     ROUTED,
@@ -18,28 +21,83 @@ from specter.standin.network import (
     int4_step,
     noisy_experts,
     round_to_int4,
+    train_route,
 )
 from specter.standin.trainer import CPU_VARIANT, Trainer, TrainSettings, learning_rate, train
+from tests.parity.oracle import build_oracle
 
 TINY = dataclasses.replace(
     DEEPSEEK_V2_LITE_NARROW, num_layers=3, num_experts=8, top_k=3, vocab=200, kv_lora=32, expert_inter=16
 )
 
 
-def test_logits_equal_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    weights = init_weights(TINY, seed=1)
-    for name in weights:  # gains other than 1, so that a forgotten norm shows
-        if "norm" in name:
-            weights[name] = 1 + 0.3 * torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(2))
-    reference = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**TINY.to_config())).float().eval()
-    reference.load_state_dict(to_hub(weights, TINY), strict=True)
-    tokens = torch.arange(2 * 40).view(2, 40) % TINY.vocab
+NARROW = {
+    "deepseek": TINY,
+    "qwen": dataclasses.replace(QWEN1_5_MOE_NARROW, num_layers=2, num_experts=8, vocab=200, expert_inter=16),
+    "phi": dataclasses.replace(PHI3_5_MOE_NARROW, num_layers=2, num_experts=8, vocab=200, expert_inter=16),
+}
+every_family = pytest.mark.parametrize("spec", NARROW.values(), ids=NARROW.keys())
+
+
+@every_family
+def test_logits_equal_transformers(spec: ModelSpec) -> None:
+    weights = init_weights(spec, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for name in weights:  # gains other than 1 and biases other than 0, so that a forgotten one shows
+        if "norm" in name or name.endswith("bias"):
+            weights[name] = weights[name] + 0.3 * torch.randn(weights[name].shape, generator=generator)
+    reference = build_oracle(spec)
+    named = to_hub(weights, spec)
+    state = {name: named[canonical(spec.family, name)] for name in reference.state_dict()}
+    reference.load_state_dict(state, strict=True)
+    tokens = torch.arange(2 * 40).view(2, 40) % spec.vocab
     with torch.no_grad():
         expected = reference(tokens).logits
-        actual, ids = Network(TINY, 40, "cpu").logits(weights, tokens)
-    assert ids.shape == (TINY.num_moe_layers, 80, TINY.top_k)
+        actual, ids = Network(spec, 40, "cpu").logits(weights, tokens)
+    assert ids.shape == (spec.num_moe_layers, 80, spec.top_k)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@every_family
+def test_training_routes_like_decoding(spec: ModelSpec) -> None:
+    logits = torch.randn(200, spec.num_experts, generator=torch.Generator().manual_seed(4))
+    for expected, actual in zip(route(spec, logits), train_route(spec, logits), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_the_router_of_sparsemixer_learns_from_the_softmaxes_without_the_mask() -> None:
+    """Its own gradient is 0 wherever one expert is alone within the mask."""
+    spec = dataclasses.replace(NARROW["phi"], num_experts=4)
+    logits = torch.tensor([[2.0, 1.0, 0.5, -1.0]], requires_grad=True)
+    assert torch.equal(route(spec, logits)[0], torch.ones(1, 2))
+    goal = torch.tensor([[1.0, -0.5]])
+    (train_route(spec, logits)[0] * goal).sum().backward()
+    plain = logits.detach().clone().requires_grad_()
+    first, second = plain.softmax(-1)[0, 0], plain[:, 1:].softmax(-1)[0, 0]
+    (first - 0.5 * second).backward()
+    torch.testing.assert_close(logits.grad, plain.grad)
+    assert (logits.grad != 0).all()
+
+
+@every_family
+def test_a_layer_is_one_graph_that_serves_all_layers(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in it breaks torch.compile, as a captured training step needs."""
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        compiled.append(1)
+        return graph
+
+    compile_as_is = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile_as_is(function, backend=backend, fullgraph=True))
+    torch._dynamo.reset()
+    spec = dataclasses.replace(spec, num_layers=spec.num_dense_layers + 3)
+    weights = init_weights(spec, seed=1)
+    tokens = torch.arange(2 * 40).view(2, 40) % spec.vocab
+    expected, _ = Network(spec, 40, "cpu").logits(weights, tokens)
+    actual, _ = Network(spec, 40, "cpu", compiled=True).logits(weights, tokens)
+    torch.testing.assert_close(actual, expected)
+    assert len(compiled) == 1 + bool(spec.num_dense_layers)
 
 
 def test_grouped_experts_equal_dense_ones_with_gradients() -> None:
@@ -59,9 +117,10 @@ def test_grouped_experts_equal_dense_ones_with_gradients() -> None:
         torch.testing.assert_close(grouped, dense, rtol=1e-4, atol=1e-4)
 
 
-def test_training_lowers_the_loss_in_both_phases() -> None:
+@every_family
+def test_training_lowers_the_loss_in_both_phases(spec: ModelSpec) -> None:
     settings = TrainSettings(batch=4, length=32, peak_lr=5e-3, consistency_frac=0.4, expert_clip=1.9)
-    trainer = Trainer(TINY, settings, "cpu", CPU_VARIANT)
+    trainer = Trainer(spec, settings, "cpu", CPU_VARIANT)
     pattern = torch.arange(4000, dtype=torch.int32) * 7 % 50
     points, checks = [], []
     steps = train(trainer, pattern, lambda _, p: checks.append(p), points.append, max_steps=30, report_every=10)

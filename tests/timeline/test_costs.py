@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
+from specter.config import SystemConfig
 from specter.errors import SpecterError
-from specter.model.spec import DEEPSEEK_V2_LITE
+from specter.memory import device_bytes
+from specter.model.spec import DEEPSEEK_V2_LITE, FULL_SIZE, ModelSpec
 from specter.timeline.costs import CostModel
 
 COSTS = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)
@@ -19,18 +21,42 @@ def test_published_sizes() -> None:
     assert COSTS.draft_step_bytes() == pytest.approx(2.2e9 + 0.70e9, rel=0.01)
 
 
-def test_weights_are_read_once_and_all_of_them() -> None:
+every_model = pytest.mark.parametrize("spec", FULL_SIZE.values(), ids=FULL_SIZE.keys())
+
+
+@pytest.mark.parametrize(
+    ("name", "expert_mb", "experts_gb", "model_gb", "int4_gb"),
+    [
+        ("deepseek_v2_lite", 17.3, 28.8, 31.4, 7.4),
+        ("qwen1_5_moe", 17.3, 24.9, 28.6, 6.4),
+        ("phi3_5_moe", 157.3, 80.5, 83.7, 20.8),
+    ],
+)
+def test_sizes_of_the_published_models(
+    name: str, expert_mb: float, experts_gb: float, model_gb: float, int4_gb: float
+) -> None:
+    spec = FULL_SIZE[name]
+    costs = CostModel(spec, tile_rows=16, kv_capacity=256)
+    system = SystemConfig("specter", speculative=True, planner="three_phase", eviction="lru")
+    parts = device_bytes(costs, system, spec.num_moe_layers * spec.num_experts)
+    assert costs.payload_bytes / 1e6 == pytest.approx(expert_mb, abs=0.05)
+    assert parts["slot"] / 1e9 == pytest.approx(experts_gb, abs=0.05)
+    assert (parts["slot"] + parts["shared"]) / 1e9 == pytest.approx(model_gb, abs=0.05)
+    assert parts["draft"] / 1e9 == pytest.approx(int4_gb, abs=0.05)
+
+
+@every_model
+def test_weights_are_read_once_and_all_of_them(spec: ModelSpec) -> None:
     """With one row and one position, a pass over no experts moves the non-expert weights but the embedding."""
-    costs = CostModel(DEEPSEEK_V2_LITE, tile_rows=1, kv_capacity=1)
-    spec = DEEPSEEK_V2_LITE
+    costs = CostModel(spec, tile_rows=1, kv_capacity=1)
     weights = 2 * (spec.non_expert_params - spec.vocab * spec.hidden)
     moved = costs.verification_bytes(num_experts=0, rows=1)
     assert weights < moved < weights * 1.005
 
 
-def test_flops_are_two_per_weight_and_row() -> None:
-    costs = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=1)
-    spec = DEEPSEEK_V2_LITE
+@every_model
+def test_flops_are_two_per_weight_and_row(spec: ModelSpec) -> None:
+    costs = CostModel(spec, tile_rows=48, kv_capacity=1)
     passed = sum(costs.mix(layer).flops for layer in range(spec.num_layers)) + costs.head(1).flops
     assert passed == pytest.approx(2 * 48 * (spec.non_expert_params - spec.vocab * spec.hidden), rel=1e-3)
     assert costs.experts(3).flops == 2 * 48 * 3 * spec.expert_params

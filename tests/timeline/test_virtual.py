@@ -226,6 +226,17 @@ def test_elapsed_needs_the_host_to_have_waited() -> None:
     assert timeline.elapsed_ns(start, end) == 100
 
 
+def test_wait_first_ends_with_the_earliest_and_charges_no_read() -> None:
+    timeline = VirtualTimeline(ROUND_NUMBERS, trace=True)
+    late, later = timeline.copy(PAYLOAD, nothing), timeline.copy(PAYLOAD, nothing)
+    _, done = timeline.compute(DRAFT, nothing)
+    timeline.wait_first([later, done, late])
+    assert timeline.now_ns() == late.end_ns == 105
+    assert timeline.is_done(late) and not timeline.is_done(done)
+    timeline.wait_first([late, later])  # has happened: no time passes
+    assert timeline.now_ns() == 105
+
+
 def test_fast_enough_for_a_replay() -> None:
     timeline = VirtualTimeline(ROUND_NUMBERS)
     started = time.process_time()

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specter.probes.routing import acceptance, decoded_routing, generated_matches, match, union_sizes
+from specter.errors import SpecterError
+from specter.probes.routing import (
+    acceptance,
+    accepted_runs,
+    decoded_routing,
+    expected_run,
+    generated_matches,
+    largest_useful_depth,
+    match,
+    runs_of,
+    union_sizes,
+)
 from specter.recording import RecordedPass, Recording
 
 
@@ -38,6 +51,29 @@ def test_rows_behind_a_rejection_are_left_out() -> None:
     recording.passes[1].new_tokens = [4]  # the first draft was rejected already
     np.testing.assert_allclose(generated_matches([recording]), [[1.0]])
     assert acceptance([recording]) == (0, 1)
+
+
+def test_runs_go_on_over_rounds_that_accept_everything() -> None:
+    recording = drafted()  # one accepted, then a rejection
+    full = RecordedPass(3, [4, 5, 6], recording.passes[1].draft_routing, recording.passes[1].target_routing, [5, 6, 7])
+    rejected = RecordedPass(6, [7, 8, 9], full.draft_routing, full.target_routing, [1])
+    recording.passes += [full, full, rejected, full]
+    assert accepted_runs([recording]) == [1, 4]  # the last two drafts' run was not ended
+    assert runs_of(np.array([True, True, False, False, True])) == [2, 0]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60))
+def test_the_mean_run_is_the_expected_one(agrees: list[bool]) -> None:
+    """alpha / (1 - alpha) is accepted over rejected, which is the mean run where the text ends with a rejection."""
+    flags = np.array([*agrees, False])
+    assert np.mean(runs_of(flags)) == pytest.approx(expected_run(float(flags.mean())))
+
+
+def test_largest_useful_depth_of_the_paper() -> None:
+    assert expected_run(0.9663) == pytest.approx(28.7, abs=0.05)
+    assert largest_useful_depth(0.9663) == 32 and largest_useful_depth(0.3) == 1
+    with pytest.raises(SpecterError, match="every draft"):
+        largest_useful_depth(1.0)
 
 
 def test_union_of_windows() -> None:

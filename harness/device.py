@@ -1,0 +1,229 @@
+"""Figures and the table of what was measured on a device: `data/reference/<machine>/rounds.json` and its traces.
+
+python -m harness.device rounds data/reference/h200 --out figures/device/h200_rounds.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from harness.drawing import COLOURS, WIDE, footer, panels, save
+from harness.frames import SYSTEMS, titled
+from harness.jobs import run_job, write_whole
+from harness.tables import FORMATS, Table
+from specter.errors import SpecterError
+
+OURS = "specter_deadline"
+ORDER = (OURS, "specter", "lru", "on_demand", "resident")
+# What each variant of the ablation did without, or did as published, most of it first.
+CHOICES = {
+    ("specter", ""): "planner and eviction as published",
+    ("specter_deadline_lru", "eviction as published"): "eviction as published (LRU)",
+    ("specter_retain", "planner as published"): "planner as published (cold start, barrier)",
+    ("specter_no_prefetch", "no prefetch, eviction as published"): "no prefetch, eviction as published",
+    (OURS, "no fused kernel"): "no fused INT4 kernel",
+    (OURS, "no graphs"): "no CUDA graphs",
+    (OURS, "no overlap"): "no overlap of copies and compute",
+}
+LANES = {"compute": 1.0, "link": 0.0}
+PARTS = {
+    "draft_step": ("draft step", "#56B4E9"),
+    "mix": ("attention, router, shared experts", "#009E73"),
+    "experts": ("routed experts", "#E69F00"),
+    "combine": ("attention, router, shared experts", "#009E73"),
+    "head": ("head", "#CC79A7"),
+    "prefetch": ("prefetch", "#0072B2"),
+    "fetch": ("fetch: somebody waits", "#D55E00"),
+}
+
+
+def read_cells(directory: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Provenance, and one row per cell: means over prompts, least and greatest TPOT.
+
+    Raises:
+        SpecterError: there is no complete rounds.json.
+    """
+    path = directory / "rounds.json"
+    try:
+        content = json.loads(path.read_text())
+        cells = content["facts"]["cells"]
+    except (OSError, ValueError, KeyError) as error:
+        raise SpecterError(
+            f"{path} is not a record of rounds: {error}", "make it on a GPU: python -m specter.bench rounds"
+        ) from None
+    rows = []
+    for cell in cells:
+        means = {key: value["mean"] for key, value in cell.items() if isinstance(value, dict)}
+        plain = {key: value for key, value in cell.items() if not isinstance(value, dict)}
+        rows.append(plain | means | {"least": cell["tpot_ms"]["min"], "greatest": cell["tpot_ms"]["max"]})
+    return content["provenance"], pd.DataFrame(rows)
+
+
+def _provenance(where: dict[str, Any], cells: pd.DataFrame) -> str:
+    prompts = "–".join(str(count) for count in sorted({cells["num_prompts"].min(), cells["num_prompts"].max()}))
+    return (
+        f"device clock: {where['gpu']}, driver {where.get('driver_version', 'unknown')}, torch {where['torch']}, one "
+        f"run; {where['model']}; 16-token prompts, 128 new tokens, {prompts} prompts, whiskers least to greatest."
+    )
+
+
+def _main(cells: pd.DataFrame, tier: str, sampling: str) -> pd.DataFrame:
+    """The main cells of a panel; systems that ignore budget or sampling were measured once."""
+    plain = cells[(cells["variant"] == "") & cells["k"].isin((0, 16))]
+    fixed = (plain["system"] == "on_demand") | ((plain["system"] == "resident") & (plain["sampling"] == sampling))
+    mine = (plain["tier"] == tier) & (plain["sampling"] == sampling) & (plain["system"] != "resident")
+    found = plain[mine | fixed].drop_duplicates("system").set_index("system")
+    return found.loc[[name for name in ORDER if name in found.index]]
+
+
+def rounds(directory: Path) -> Figure:
+    where, cells = read_cells(directory)
+    figure, axes = panels(1, 4, WIDE, 2.3, sharey=True)
+    pairs = [(tier, sampling) for tier in ("high", "low") for sampling in ("greedy", "seeded")]
+    for panel, (tier, sampling) in zip(axes[0], pairs, strict=True):
+        part = _main(cells, tier, sampling)
+        for index, (name, row) in enumerate(part.iterrows()):
+            length = [[row["tpot_ms"] - row["least"]], [row["greatest"] - row["tpot_ms"]]]
+            panel.bar(index, row["tpot_ms"], color=COLOURS[str(name)], yerr=length, error_kw={"elinewidth": 0.7})
+            panel.annotate(
+                f"{row['tpot_ms']:.1f}", (index, row["greatest"]), (0, 2), textcoords="offset points", ha="center",
+                fontsize=5.8,
+            )  # fmt: skip
+            if pd.notna(row.get("floor_trace_ms")):
+                panel.plot([index - 0.4, index + 0.4], [row["floor_trace_ms"]] * 2, color="#222222", linewidth=1.2)
+        panel.set_xticks(
+            range(len(part)), [_short(str(name)) for name in part.index], rotation=40, ha="right", fontsize=6
+        )
+        panel.set_title(f"{tier} budget, {sampling}")
+    axes[0][0].set_ylabel("TPOT (ms per token)")
+    footer(
+        figure,
+        f"{_provenance(where, cells)}\nK = 16. Black line: floor_trace of the same run at the link's measured rate.",
+    )
+    return figure
+
+
+def _short(system: str) -> str:
+    return titled(SYSTEMS, system).partition(" (")[0]
+
+
+def _ablation(cells: pd.DataFrame) -> pd.DataFrame:
+    """TPOT over that of `specter_deadline`, greedy, K = 16: one row per choice, one column per tier."""
+    greedy = cells[(cells["sampling"] == "greedy") & (cells["k"] == 16)]
+    found: dict[str, dict[str, float]] = {}
+    for tier in ("high", "low"):
+        at = greedy[greedy["tier"] == tier].set_index(["system", "variant"])["tpot_ms"]
+        for choice, words in CHOICES.items():
+            if choice in at.index:
+                found.setdefault(words, {})[tier] = at[choice] / at[(OURS, "")]
+    return pd.DataFrame(found).T
+
+
+def ablation(directory: Path) -> Figure:
+    where, cells = read_cells(directory)
+    ratios = _ablation(cells)
+    figure, axes = panels(1, 1, WIDE, 2.2)
+    panel = axes[0][0]
+    colours = {"high": "#0072B2", "low": "#56B4E9"}
+    for offset, tier in ((-0.2, "high"), (0.2, "low")):
+        heights = [index + offset for index in range(len(ratios))]
+        panel.barh(heights, ratios[tier], 0.36, color=colours[tier], label=f"{tier} budget")
+        for height, value in zip(heights, ratios[tier], strict=True):
+            panel.annotate(
+                f"{value:.2f}×", (value, height), (2, 0), textcoords="offset points", va="center", fontsize=6
+            )
+    panel.axvline(1, color="#222222", linewidth=0.8)
+    panel.set_yticks(range(len(ratios)), ratios.index, fontsize=6.5)
+    panel.invert_yaxis()
+    panel.set_xlabel("TPOT over that of Specter with deadline order, retention, graphs and the fused kernel")
+    panel.legend(loc="lower right")
+    footer(figure, f"{_provenance(where, cells)}\nGreedy, K = 16; one thing switched at a time.")
+    return figure
+
+
+def trace(directory: Path) -> Figure:
+    """One round of the published planner and one of deadline order, lane by lane."""
+    where, cells = read_cells(directory)
+    figure, axes = panels(2, 1, WIDE, 3.0, sharex=True)
+    longest = 0.0
+    for (panel,), system in zip(axes, ("specter", OURS), strict=True):
+        spans = _second_round(directory / f"rounds_{system}.trace.json.gz")
+        for begin, length, lane, part in spans:
+            label, colour = PARTS[part]
+            panel.broken_barh([(begin, length)], (LANES[lane], 0.8), facecolors=colour, label=label, linewidth=0)
+            longest = max(longest, begin + length)
+        panel.set_yticks([0.4, 1.4], ["link", "compute"])
+        panel.set_title(titled(SYSTEMS, system))
+    axes[1][0].set_xlabel("time since the round began (ms)")
+    axes[1][0].set_xlim(0, longest)
+    handles: dict[str, Any] = {}
+    for panel in (axes[0][0], axes[1][0]):
+        handles |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
+    footer(
+        figure,
+        f"{_provenance(where, cells)}\nHigh budget, greedy, K = 16: one round each, from the events of its streams.",
+    )
+    return figure
+
+
+def _second_round(path: Path) -> list[tuple[float, float, str, str]]:
+    """(begin ms, length ms, lane, part) of everything from the second round's first draft step to its head.
+
+    Raises:
+        SpecterError: there is no such trace.
+    """
+    try:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    except (OSError, ValueError) as error:
+        raise SpecterError(
+            f"{path} is not a trace: {error}", "make it on a GPU: python -m specter.bench rounds"
+        ) from None
+    spans = sorted((e["ts"], e["dur"], e["cat"], e["name"]) for e in events if e["ph"] == "X" and e["cat"] in LANES)
+    heads = [ts for ts, _, _, name in spans if name == "head"]  # prefill's, then one a round
+    begin = next(ts for ts, _, _, name in spans if name == "draft_step" and ts > heads[1])
+    inside = [span for span in spans if begin <= span[0] <= heads[2]]
+    return [((ts - begin) / 1e3, dur / 1e3, lane, name.split()[0]) for ts, dur, lane, name in inside]
+
+
+def ablation_table(directory: Path) -> Table:
+    """The cost of each choice, greedy and K = 16."""
+    where, cells = read_cells(directory)
+    ratios = _ablation(cells).rename(columns={"high": "high budget (× TPOT)", "low": "low budget (× TPOT)"})
+    frame = ratios.reset_index(names="one thing switched")
+    notes = [
+        "TPOT over that of Specter with deadline order, retention, CUDA graphs and the fused INT4 kernel.",
+        _provenance(where, cells),
+    ]
+    stated = {"clock": "device", "hardware": where["gpu"], "checkpoint": where["model"]}
+    return Table("The cost of each choice on a device", frame, 1, notes, stated)
+
+
+FIGURES: dict[str, Callable[[Path], Figure]] = {draw.__name__: draw for draw in (rounds, ablation, trace)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=[*FIGURES, "table"])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--out", type=Path, nargs="+", required=True)
+    arguments = parser.parse_args()
+    if arguments.what == "table":
+        table = ablation_table(arguments.directory)
+        for path in arguments.out:
+            write_whole(path, FORMATS[path.suffix](table))
+    else:
+        save(FIGURES[arguments.what](arguments.directory), arguments.out)
+    print(f"wrote {', '.join(map(str, arguments.out))}")
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,283 @@
+"""Routing fidelity by method and precision, as one long table: `python -m harness.fidelity model=... probe=...`.
+
+Rows have a `quantity`: per request and MoE layer `set_match`, `order_match` and `same_set`; per request `agreement` (of
+the most probable next tokens: greedy acceptance on a given text); and, over all requests and layers of a method, set
+match by `position` and by the target's router `margin`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from harness.jobs import progress_bar
+from harness.plan import Probe, compose
+from harness.recordings import read_manifest
+from specter.config import ModelConfig
+from specter.errors import SpecterError
+from specter.live import check_draft_origin
+from specter.model.checkpoint import Checkpoint
+from specter.model.spec import ModelSpec
+from specter.probes.fidelity import DraftExperts, Study, Texts, order_match, set_match, study
+from specter.prompts import first_texts, load_tokenizer
+from specter.quantize.block_matrices import FORMATS, quantize_blocks
+from specter.quantize.gptq_format import read_directory
+from specter.quantize.layer import LayerExperts
+from specter.quantize.rtn import quantize_rtn
+from specter.recording import Recording
+
+GROUP = 128
+NUM_MARGIN_BINS = 10
+READ_METHODS = ("gptq", "awq")  # from the directories that the rule `quantize` makes
+
+
+@dataclass
+class FidelityConfig:
+    """One study (conf/fidelity.yaml)."""
+
+    model: ModelConfig
+    probe: Probe
+    manifests: list[str] = field(default_factory=list)
+    out: str = "results/adhoc/fidelity.parquet"
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One text and where it comes from."""
+
+    mode: str  # the sampling that wrote it, or "data set"
+    dataset: str
+    tokens: list[int]
+
+
+# -- texts -------------------------------------------------------------------------------------
+
+
+def requests(config: FidelityConfig) -> list[Request]:
+    """The texts of the study, in the order of their data sets.
+
+    Raises:
+        SpecterError: none is longer than its prompt, or recordings are asked for and none are given.
+    """
+    probe = config.probe
+    if probe.texts not in ("recorded", "datasets"):
+        raise SpecterError(f"probe.texts={probe.texts!r} is unknown", "use recorded or datasets")
+    found = list(_recorded(config) if probe.texts == "recorded" else _of_datasets(config))
+    cut = [Request(one.mode, one.dataset, one.tokens[: probe.num_tokens]) for one in found]
+    kept = [one for one in cut if len(one.tokens) > probe.prompt_tokens]
+    if not kept:
+        raise SpecterError(
+            f"none of {len(found)} texts is longer than {probe.prompt_tokens} tokens",
+            "give manifests=[results/<scale>/manifests/main/<model>/<data set>.json, ...] of recorded runs, "
+            "or probe.texts=datasets with probe.datasets",
+        )
+    return kept
+
+
+def _recorded(config: FidelityConfig) -> Iterator[Request]:
+    """What plain decoding wrote, prompt and all."""
+    probe = config.probe
+    for path in map(Path, config.manifests):
+        entries, _ = read_manifest(path)
+        for sampling in probe.samplings:
+            lives = sorted(live for live in entries if live.k == 0 and live.sampling == sampling)
+            for live in lives[: probe.num_requests]:
+                recording = Recording.load(Path(entries[live].recording))
+                yield Request(sampling, path.stem, [*recording.prompt, *recording.tokens])
+
+
+def _of_datasets(config: FidelityConfig) -> Iterator[Request]:
+    run = compose()
+    run.model = config.model
+    tokenizer: Tokenizer = load_tokenizer(run)
+    for name in config.probe.datasets:
+        for text in first_texts(compose([f"dataset={name}"]).dataset, config.probe.num_requests):
+            yield Request("data set", name, tokenizer.encode(text).ids)
+
+
+def side_by_side(found: Sequence[Request], prompt_tokens: int) -> Texts:
+    lengths = [len(one.tokens) for one in found]
+    tokens = torch.zeros(len(found), max(lengths), dtype=torch.int64)
+    for row, one in zip(tokens, found, strict=True):
+        row[: len(one.tokens)] = torch.tensor(one.tokens)
+    return Texts(tokens, torch.tensor(lengths), prompt_tokens)
+
+
+# -- drafts ------------------------------------------------------------------------------------
+
+
+def draft(method: str, config: FidelityConfig, checkpoint: Checkpoint) -> DraftExperts:
+    """The experts of one method.
+
+    Raises:
+        SpecterError: an unknown method, or a directory that is missing, damaged or made from another checkpoint.
+    """
+    if method in FORMATS:
+        return lambda layer, target: _each(target, lambda w: quantize_blocks(w, method).dequantize())
+    if method == "rtn":
+        return lambda layer, target: _each(target, lambda w: quantize_rtn(w, GROUP).dequantize())
+    if method not in READ_METHODS:
+        known = ", ".join([*READ_METHODS, "rtn", *FORMATS])
+        raise SpecterError(f"method {method!r} is unknown", f"use probe.methods of: {known}")
+    directory = Path(config.model.quantized).parent / method
+    check_draft_origin(directory, checkpoint)
+    experts = read_directory(directory, checkpoint.spec)
+
+    def read(layer: int, target: LayerExperts) -> LayerExperts:
+        parts = (part.layer(layer).to(target.gate.device) for part in (experts.gate, experts.up, experts.down))
+        gate, up, down = (part.dequantize() for part in parts)
+        if experts.input_scales is not None:
+            scales = experts.input_scales[layer].to(gate.device)
+            gate, up = gate * scales, up * scales
+        return LayerExperts(gate, up, down)
+
+    return read
+
+
+def _each(target: LayerExperts, code: Any) -> LayerExperts:
+    return LayerExperts(code(target.gate), code(target.up), code(target.down))
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def rows(result: Study, found: Sequence[Request], texts: Texts) -> pd.DataFrame:
+    """The long table of all methods."""
+    real = texts.is_real().numpy()
+    frames = []
+    for method, followed in result.drafts.items():
+        match = set_match(followed.routing, result.target.routing).numpy()  # [N, P, layers]
+        order = order_match(followed.routing, result.target.routing).numpy()
+        agrees = (followed.choices == result.target.choices).numpy()
+        measures = {"set_match": match, "order_match": order, "same_set": (match == 1).astype(np.float32)}
+        parts = [
+            *(_per_layer(name, values, real) for name, values in measures.items()),
+            _per_request("agreement", agrees, real),
+        ]
+        of_requests = pd.concat(parts)
+        for key in ("mode", "dataset"):
+            of_requests[key] = [getattr(found[index], key) for index in of_requests["request"]]
+        over_all = pd.concat([_by_position(match, real), _by_margin(match, result.margins, real)])
+        frames.append(pd.concat([of_requests, over_all]).assign(method=method))
+    frame = pd.concat(frames, ignore_index=True)
+    numbers = {key: frame[key].fillna(-1).astype(int) for key in ("request", "layer", "position")}
+    return frame.assign(**numbers, mode=frame["mode"].fillna("all"), dataset=frame["dataset"].fillna("all"))
+
+
+def _per_layer(quantity: str, values: NDArray[Any], real: NDArray[np.bool_]) -> pd.DataFrame:
+    """Mean over each request's positions: a row per request and layer."""
+    counts = real.sum(1)
+    means = (values * real[..., None]).sum(1) / counts[:, None]  # [N, layers]
+    request, layer = np.indices(means.shape)
+    return pd.DataFrame(
+        {
+            "quantity": quantity,
+            "request": request.ravel(),
+            "layer": layer.ravel(),
+            "value": means.ravel(),
+            "num": counts[request.ravel()],
+        }
+    )
+
+
+def _per_request(quantity: str, values: NDArray[np.bool_], real: NDArray[np.bool_]) -> pd.DataFrame:
+    counts = real.sum(1)
+    means = (values & real).sum(1) / counts
+    return pd.DataFrame({"quantity": quantity, "request": np.arange(len(real)), "value": means, "num": counts})
+
+
+def _by_position(match: NDArray[Any], real: NDArray[np.bool_]) -> pd.DataFrame:
+    counts = real.sum(0)
+    means = (match.mean(-1) * real).sum(0) / np.maximum(counts, 1)
+    frame = pd.DataFrame({"quantity": "position", "position": np.arange(len(means)), "value": means, "num": counts})
+    return frame[frame["num"] > 0]
+
+
+def _by_margin(match: NDArray[Any], margins: Tensor, real: NDArray[np.bool_]) -> pd.DataFrame:
+    """Equally filled bins of the target's margin between the last chosen expert and the first that was not."""
+    frame = pd.DataFrame({"margin": margins.numpy()[real].ravel(), "value": match[real].ravel()})
+    bins = frame["margin"].rank(method="first", pct=True).mul(NUM_MARGIN_BINS).apply(np.ceil)
+    grouped = frame.groupby(bins)
+    means = grouped.agg(margin=("margin", "median"), value=("value", "mean"), num=("value", "size"))
+    return means.reset_index(drop=True).assign(quantity="margin")
+
+
+def measure(config: FidelityConfig) -> pd.DataFrame:
+    """Runs the study. Raises SpecterError for bad input, before large work."""
+    torch.set_num_threads(config.threads)
+    if config.probe.device == "cuda" and not torch.cuda.is_available():
+        raise SpecterError("probe.device=cuda, but there is no CUDA GPU", "use probe.device=cpu")
+    found = requests(config)
+    texts = side_by_side(found, config.probe.prompt_tokens)
+    checkpoint = Checkpoint.open(config.model.checkpoint)
+    _check_tokens(texts.tokens, checkpoint.spec)
+    drafts = {method: draft(method, config, checkpoint) for method in config.probe.methods}
+    with progress_bar() as progress, torch.inference_mode():
+        task = progress.add_task(f"fidelity {config.model.name}", total=checkpoint.spec.num_layers)
+        result = study(
+            checkpoint, drafts, texts, config.probe.window, config.probe.device, lambda: progress.advance(task)
+        )
+    named: dict[str, Any] = {
+        "model": config.model.name,
+        "checkpoint_kind": config.model.checkpoint_kind,
+        "charged_as": config.model.charged_as,
+        "num_requests": len(found),
+        "num_pairs": len(found) * checkpoint.spec.num_moe_layers,
+        "window": config.probe.window,
+    }
+    return rows(result, found, texts).assign(**named)
+
+
+def _check_tokens(tokens: Tensor, spec: ModelSpec) -> None:
+    if int(tokens.max()) >= spec.vocab:
+        raise SpecterError(
+            f"token {int(tokens.max())} is beyond the vocabulary of {spec.vocab} of {spec.name}",
+            "use the model's own tokenizer, and recordings of this model",
+        )
+
+
+def from_values(values: Any) -> FidelityConfig:
+    """A typed configuration. Raises SpecterError naming the key."""
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(FidelityConfig), values))
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "configuration"
+        raise SpecterError(f"{key}: {str(error).splitlines()[0]}", "see conf/fidelity.yaml and conf/probe/") from None
+    assert isinstance(config, FidelityConfig)
+    return config
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="fidelity")
+def main(values: DictConfig) -> None:
+    try:
+        config = from_values(values)
+        frame = measure(config)
+    except SpecterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    out = Path(config.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_suffix(".part")
+    frame.to_parquet(part, index=False)
+    part.rename(out)
+    means = frame.groupby(["method", "quantity"])["value"].mean().unstack()
+    pairs = f"{frame['num_requests'].iloc[0]} requests, {frame['num_pairs'].iloc[0]} request-layer pairs"
+    print(f"{config.model.name}: {pairs}\n{means[['set_match', 'order_match', 'agreement']].to_string()}")
+
+
+if __name__ == "__main__":
+    main()

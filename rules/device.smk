@@ -1,0 +1,48 @@
+# What was measured on a device is committed; here it becomes figures and a table.
+
+
+rule device_figure:
+    input:
+        code("harness/device.py", "harness/drawing.py", "harness/frames.py", "harness/*.mplstyle"),
+        "data/reference/{machine}/rounds.json",
+    output:
+        pdf="figures/device/{machine}_{figure}.pdf",
+        png=report(
+            "figures/device/{machine}_{figure}.png",
+            caption="../captions/figure.rst",
+            category="Figures",
+            labels={"figure": "{machine} {figure}", "scale": "device"},
+        ),
+    log:
+        "results/device/logs/figure-{machine}-{figure}.log",
+    wildcard_constraints:
+        figure="|".join(DEVICE_FIGURES),
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.device {wildcards.figure} data/reference/{wildcards.machine} "
+        "--out {output.pdf} {output.png} > {log}"
+
+
+rule device_table:
+    input:
+        code("harness/device.py", "harness/tables.py", "harness/frames.py"),
+        "data/reference/{machine}/rounds.json",
+    output:
+        tex="paper_tables/device/{machine}_choices.tex",
+        md=report(
+            "paper_tables/device/{machine}_choices.md",
+            caption="../captions/table.rst",
+            category="Tables",
+            labels={"table": "{machine} choices", "scale": "device"},
+        ),
+        csv="paper_tables/device/{machine}_choices.csv",
+    log:
+        "results/device/logs/table-{machine}-choices.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.device table data/reference/{wildcards.machine} "
+        "--out {output.tex} {output.md} {output.csv} > {log}"

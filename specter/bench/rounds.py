@@ -1,0 +1,298 @@
+"""`python -m specter.bench rounds`: whole systems on this machine, one table and one JSON file.
+
+Every system runs on one engine, one store and one set of kernels; what differs is policy. The full-size model is
+an inflated stand-in (see `specter.standin`): its bytes and flops are the real model's, text and routing the stand-in's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from specter.arguments import parse_arguments
+from specter.bench import stress
+from specter.bench.agreement import load_prompts
+from specter.bench.cells import (
+    NO_FUSED_KERNEL,
+    NO_GRAPHS,
+    NO_OVERLAP,
+    SAMPLINGS,
+    SLOTS_PER_LAYER,
+    Beds,
+    Cell,
+    CellResult,
+    mean,
+    measure,
+    run_cell,
+)
+from specter.bench.measure import Sample, device_ms
+from specter.bench.report import Report, Row, provenance
+from specter.errors import SpecterError
+from specter.gpu.arena import DeviceArena, open_arena
+from specter.gpu.full_size import FullSize, load_full_size
+from specter.gpu.memory import DeviceBudget
+from specter.gpu.store import PinnedStore
+from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId
+from specter.progress import make_progress
+from specter.timeline.cuda import CudaTimeline
+from specter.timeline.hardware import Hardware, load_hardware
+from specter.timeline.trace import write_chrome_trace
+
+K = 16
+K_SWEEP = (2, 4, 8, 12, 24, 32)
+PROMPT_TOKENS = 16
+OURS = "specter_deadline"
+RIVALS = ("specter", "lru", "on_demand", "resident")
+# One thing switched at a time, against `specter_deadline`: system, variant.
+ABLATIONS = (
+    ("specter_deadline_lru", "eviction as published"),
+    ("specter_retain", "planner as published"),
+    ("specter_no_prefetch", "no prefetch, eviction as published"),
+    (OURS, NO_FUSED_KERNEL),
+    (OURS, NO_GRAPHS),
+    (OURS, NO_OVERLAP),
+)
+SUMMARY = {
+    "tpot_ms": "tpot_ms",
+    "over_floor_trace": "over_floor_trace",
+    "over_floor_ideal": "over_floor_ideal",
+    "link_busy_frac": "link_busy_in_need_frac",
+    "acceptance": "acceptance",
+    "union_mean": "union_mean",
+    "bytes_per_token": "bytes_per_token",
+}
+SECTIONS = ("link", "main", "depth", "ablations", "lossless", "traces")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    checkpoint: Path = Path("data/standins/deepseek_v2_lite")  # the narrow stand-in
+    quantized: Path = Path("results/quantized/deepseek_v2_lite/gptq")  # its INT4 experts
+    tokenizer: Path = Path("data/standins/tokenizer.json")
+    prompts: Path = Path("data/prompts")
+    hardware: Path = Path("conf/hardware/h200_pcie5.yaml")  # for the floors, but for the link, which is measured
+    out: Path = Path("data/reference/h200/rounds.json")
+    commit: str = ""  # of the code, where there is no git
+    pin: str = "require"  # or prefer, off: see specter/gpu/store.py
+    sections: str = ",".join(SECTIONS)
+    num_prompts: int = 5  # of the main cells
+    num_lossless: int = 4  # prompts of every bit-for-bit combination; 20 take three minutes
+
+
+@dataclass(slots=True)
+class RoundsBench:
+    """What all sections share."""
+
+    full: FullSize
+    budget: DeviceBudget
+    hardware: Hardware
+    prompts: list[list[int]]
+    warmup: list[int]
+    options: Options
+    report: Report
+    progress: Progress
+    beds: Beds
+    results: dict[Cell, CellResult] = field(default_factory=dict)
+    _scratch: DeviceArena | None = None
+
+    def run(self, cell: Cell, num_prompts: int) -> CellResult:
+        """Measures a cell, once."""
+        if cell not in self.results:
+            before = self._link_rate()
+            timeline = partial(CudaTimeline, self.budget.device, is_serial=cell.variant == NO_OVERLAP)
+            task = self.progress.add_task(cell.name, total=None)
+            bed = self.beds.get(cell, PROMPT_TOKENS)
+            prompts = self.prompts[:num_prompts]
+            generations = run_cell(cell, bed, prompts, self.warmup, timeline)
+            # Others share the host: floors use the faster of the rates measured just before and just after.
+            rate = max(before, self._link_rate())
+            hardware = dataclasses.replace(self.hardware, link_bytes_per_s=round(rate), link_latency_ns=0)
+            self.results[cell] = measure(generations, hardware)
+            self.progress.remove_task(task)
+            self.report.facts["cells"] = [result.as_json() for result in self.results.values()]
+            self.report.write()
+        return self.results[cell]
+
+    # -- sections --------------------------------------------------------------------------------
+
+    def link(self) -> None:
+        """The plain pinned copy that every rate is held against: expert by expert, and a whole layer at once.
+
+        The two tell what batching adjacent copies would bring.
+        """
+        store, num_experts = self.full.store, self.full.spec.num_experts
+        single = Sample(tuple(self._link_rate() / 1e9 for _ in range(5)))
+        self.report.add(Row("link, one expert per copy", "GB/s", single, note="pinned host to device, back to back"))
+        arena = open_arena(num_experts, self.full.codec, self.budget)
+        layers = device_ms(lambda index: arena.write_run(0, store.arena(index % store.num_layers)), per_repeat=4)
+        whole = Sample(tuple(store.layer_bytes / ms / 1e6 for ms in layers.values))
+        self.report.add(Row("link, one layer per copy", "GB/s", whole, note="64 adjacent experts"))
+
+    def main(self) -> None:
+        """Every system at both budgets, greedy and seeded."""
+        for sampling in SAMPLINGS:
+            for tier in SLOTS_PER_LAYER:
+                for system in (OURS, *RIVALS):
+                    self.run(_cell(system, tier, sampling), self.options.num_prompts)
+                self._summarize(tier, sampling)
+
+    def depth(self) -> None:
+        """The K sweep, greedy."""
+        for tier in SLOTS_PER_LAYER:
+            for k in K_SWEEP:
+                self.run(Cell(OURS, tier, "greedy", k), 1)
+
+    def ablations(self) -> None:
+        """One published or missing choice at a time, greedy."""
+        for tier in SLOTS_PER_LAYER:
+            for system, variant in ABLATIONS:
+                self.run(Cell(system, tier, "greedy", K, variant), 2)
+
+    def lossless(self) -> None:
+        """Bit for bit against plain decoding: the texts measured so far, and every policy under stress."""
+        outcome = stress.compare(self.full, self.budget, self.prompts[: self.options.num_lossless], self.progress)
+        different = [cell.name for cell, result in self.results.items() if not self._is_plain(cell, result)]
+        self.report.facts["bit for bit, all policies"] = outcome.as_json()
+        self.report.facts["bit for bit, measured cells"] = {"cells": len(self.results), "different": different}
+        self.report.summary["bit_equal"] = outcome.all_equal and not different
+
+    def traces(self) -> None:
+        """Chrome traces of three rounds of each system."""
+        for system in (OURS, *RIVALS):
+            cell = _cell(system, "high", "greedy")
+            timeline = CudaTimeline(self.budget.device, trace=True)
+            num_tokens = 1 + 3 * (K + 1 if cell.k else 1)
+            bed = self.beds.get(cell, PROMPT_TOKENS)
+            run_cell(cell, bed, self.prompts[:1], (), lambda: timeline, num_tokens, warmup_tokens=0)  # noqa: B023
+            timeline.drain()
+            path = self.report.path.parent / f"rounds_{system}.trace.json.gz"
+            write_chrome_trace(path, timeline.ops or [], {"cell": cell.name, "gpu": self.report.provenance["gpu"]})
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _link_rate(self) -> float:
+        """Bytes per second of experts copied one behind the other, on the current stream."""
+        if self._scratch is None:
+            self._scratch = open_arena(2, self.full.codec, self.budget)
+        sample = device_ms(partial(_copy_expert, self._scratch, self.full.store), repeats=1, per_repeat=100)
+        return self.full.store.codec.payload_bytes / sample.median * 1e3
+
+    def _is_plain(self, cell: Cell, result: CellResult) -> bool:
+        plain = self.results.get(_cell("resident", "high", cell.sampling))
+        return plain is not None and result.tokens == plain.tokens[: len(result.tokens)]
+
+    def _summarize(self, tier: str, sampling: str) -> None:
+        summary, ours = self.report.summary, self.results[_cell(OURS, tier, sampling)]
+        for name, key in SUMMARY.items():
+            summary[f"{name}.{tier}.{sampling}"] = mean(ours.values(key))
+        for rival in RIVALS:
+            tpot_ms = mean(self.results[_cell(rival, tier, sampling)].values("tpot_ms"))
+            summary[f"speedup_over_{rival}.{tier}.{sampling}"] = tpot_ms / summary[f"tpot_ms.{tier}.{sampling}"]
+
+    def show(self, console: Console) -> None:
+        """The cells as one table; means over prompts, the spread of TPOT beside it."""
+        keys = (
+            "over_floor_trace",
+            "over_floor_ideal",
+            "link_busy_in_need_frac",
+            "acceptance",
+            "union_mean",
+            "hit_rate",
+        )
+        table = Table("cell", "n", "TPOT, ms", "spread", *keys)
+        for cell, result in self.results.items():
+            tpot = Sample(tuple(result.values("tpot_ms")))
+            means = (f"{mean(values):.3f}" if (values := result.values(key)) else "" for key in keys)
+            table.add_row(
+                cell.name, str(len(tpot.values)), f"{mean(tpot.values):.2f}", f"{tpot.spread:.0%}", *means
+            )  # fmt: skip
+        console.print(table)
+
+
+def run(options: Options, console: Console) -> Report:
+    """The sections asked for; one that fails is named in the report, and the others go on.
+
+    Raises:
+        SpecterError: no device, or anything wrong with the input, before large work.
+    """
+    start = time.perf_counter()
+    sections = options.sections.split(",")
+    if unknown := [name for name in sections if name not in SECTIONS]:
+        raise SpecterError(f"section {unknown[0]!r} is unknown", f"use some of: {','.join(SECTIONS)}")
+    if options.pin not in ("require", "prefer", "off"):
+        raise SpecterError(f"pin={options.pin} is unknown", "use pin=require, pin=prefer or pin=off")
+    budget = DeviceBudget("cuda")
+    hardware = load_hardware(options.hardware)
+    files = [path for path in options.prompts.glob("*.jsonl") if path.stem != "heldout"]
+    num_prompts = max(options.num_prompts, options.num_lossless)
+    prompts = load_prompts(files, options.tokenizer, num_prompts, PROMPT_TOKENS)
+    spread = prompts[:: num_prompts // options.num_prompts][: options.num_prompts]  # from all data sets
+    prompts = [*spread, *(prompt for prompt in prompts if prompt not in spread)]
+    warmup = Tokenizer.from_file(str(options.tokenizer)).encode((options.prompts / "warmup.txt").read_text()).ids
+    full = load_full_size(options.checkpoint, options.quantized, DEEPSEEK_V2_LITE, budget, options.pin, console)  # type: ignore[arg-type]
+    inputs = {
+        "model": f"{full.spec.name}, inflated from {full.checkpoint.spec.name} (tiled, BF16)",
+        "checkpoint_sha256": full.checkpoint.digest(),
+        "int4": f"{full.codes.method}, tiled",
+        "pin": options.pin,
+    }
+    report = Report(options.out, provenance(budget.device, options.commit, **inputs))
+    with make_progress(console) as progress:
+        bench = RoundsBench(
+            full, budget, hardware, prompts, warmup[:PROMPT_TOKENS], options, report, progress, Beds(full, budget)
+        )
+        for name in sections:
+            _section(name, getattr(bench, name), report, console)
+    use = budget.use()
+    report.facts["device memory"] = dataclasses.asdict(use)
+    report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
+    report.write()
+    bench.show(console)
+    return report
+
+
+def _section(name: str, measure: Callable[[], None], report: Report, console: Console) -> None:
+    begin = time.perf_counter()
+    try:
+        measure()
+    except Exception as error:  # one section's failure must not cost the others' results
+        report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
+        console.print_exception()
+    report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
+    report.write()
+
+
+def _cell(system: str, tier: str, sampling: str) -> Cell:
+    if system == "resident":
+        tier = "high"
+    elif system == "on_demand":  # keeps nothing and loads k experts a layer, whatever the text and the budget
+        tier, sampling = "high", "greedy"
+    return Cell(system, tier, sampling, K if "specter" in system else 0)
+
+
+def _copy_expert(arena: DeviceArena, store: PinnedStore, index: int) -> None:
+    layer, expert = divmod(index, store.num_experts)
+    arena.write(expert % 2, store.payload(ExpertId(layer % store.num_layers, expert)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises SpecterError for bad input; exits with 1 if a section failed."""
+    console = Console(width=180)
+    report = run(parse_arguments(Options, sys.argv[1:] if arguments is None else arguments), console)
+    for title, content in (("summary", report.summary), ("skipped", report.skipped)):
+        for key, value in content.items():
+            console.print(f"{title}: {key} = {value}", highlight=False)
+    if report.skipped:
+        sys.exit(1)

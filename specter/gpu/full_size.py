@@ -1,0 +1,125 @@
+"""A full-size model in memory: experts in the pinned store, all else on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.experts.store import RawCodec
+from specter.gpu.arena import DeviceArena
+from specter.gpu.loading import LoadReport, load_store
+from specter.gpu.memory import DeviceBudget
+from specter.gpu.store import Pin, PinnedStore
+from specter.gpu.weights import GpuWeights
+from specter.kernels.int4_moe import PackedExperts
+from specter.model.checkpoint import Checkpoint
+from specter.model.spec import ModelSpec
+from specter.quantize.gptq_format import read_directory
+from specter.quantize.int4 import Int4Experts, Int4Matrices
+from specter.standin.inflated import InflatedCheckpoint
+
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class FullSize:
+    """Everything that is loaded once."""
+
+    spec: ModelSpec
+    checkpoint: Checkpoint  # as it lies on the disk: of this size, or a narrow stand-in
+    codes: Int4Experts  # the checkpoint's own
+    source: Checkpoint | InflatedCheckpoint
+    codec: RawCodec
+    store: PinnedStore
+    load: LoadReport
+    weights: GpuWeights
+    int4: PackedExperts
+
+    def int4_layer(self, layer: int) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
+        """gate, up, down [E, out, in] of one MoE layer, at full size, on the device."""
+        return _int4_layer(self.source, self.codes, layer, self.weights.device)
+
+    def first_layers(self, num_layers: int) -> FullSize:
+        """The model that ends after its first layers, over the same memory: real bytes, in a shorter time.
+
+        Its text means nothing, and its draft is right less often.
+        """
+        spec = dataclasses.replace(self.spec, num_layers=num_layers)
+        weights = dataclasses.replace(self.weights, spec=spec, layers=self.weights.layers[:num_layers])
+        return dataclasses.replace(self, spec=spec, weights=weights)
+
+
+def load_full_size(
+    checkpoint: Path, quantized: Path, spec: ModelSpec, budget: DeviceBudget, pin: Pin, console: Console
+) -> FullSize:
+    """Loads a checkpoint and its INT4 codes: experts to the host, everything else to the device.
+
+    A checkpoint narrower than `spec`, as stand-ins are, is inflated on the way, codes included.
+
+    Raises:
+        SpecterError: a family that the kernels do not serve; from the readers, the budget or the store; or the codes
+            were made from another checkpoint.
+    """
+    if not spec.is_latent or spec.num_groups > 1 or spec.norm_top_k:
+        raise SpecterError(
+            f"{spec.name} is of another family than the device's kernels serve (DeepSeek-V2-Lite's)",
+            "use clock=virtual, or a checkpoint with latent attention and plain top-k routing",
+        )
+    opened = Checkpoint.open(checkpoint)
+    check_origin(quantized, opened)
+    codes = read_directory(quantized, opened.spec)
+    is_full = opened.spec.hidden == spec.hidden
+    source = opened if is_full else InflatedCheckpoint(opened, spec, "tiled", DTYPE, budget.device)
+    codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
+    store, load = load_store(source, codec, console, pin)
+    budget.check(DTYPE.itemsize * spec.non_expert_params, "the weights that draft and target share")
+    num_tokens = source.num_tokens if isinstance(source, InflatedCheckpoint) else None
+    weights = GpuWeights.load(spec, source.tensor, budget.device, DTYPE, num_tokens)
+    budget.check(spec.experts_params // 2, "the INT4 experts")
+    int4 = PackedExperts.empty(spec, 128, budget.device)
+    for layer in range(spec.num_moe_layers):
+        int4.set_layer(layer, *_int4_layer(source, codes, layer, budget.device))
+    torch.cuda.empty_cache()
+    return FullSize(spec, opened, codes, source, codec, store, load, weights, int4)
+
+
+def _int4_layer(
+    source: Checkpoint | InflatedCheckpoint, codes: Int4Experts, layer: int, device: torch.device
+) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
+    if isinstance(source, InflatedCheckpoint):
+        return source.int4(codes, layer)
+
+    def part(batch: Int4Matrices) -> Int4Matrices:
+        codes, scales, zeros = (tensor[layer].to(device) for tensor in (batch.codes, batch.scales, batch.zeros))
+        return Int4Matrices(codes, scales, zeros, batch.group)
+
+    return part(codes.gate), part(codes.up), part(codes.down)
+
+
+def check_origin(quantized: Path, checkpoint: Checkpoint) -> None:
+    """Raises SpecterError unless the quantised directory says that it was made from `checkpoint`."""
+    remedy = f"python -m specter.quantize checkpoint={checkpoint.directory} out={quantized}"
+    try:
+        report = json.loads((quantized / "quantization.json").read_text())
+    except (OSError, ValueError):
+        raise SpecterError(f"{quantized} has no readable quantization.json", remedy) from None
+    if report.get("checkpoint", {}).get("sha256") != checkpoint.digest():
+        raise SpecterError(f"{quantized} was made from another checkpoint than {checkpoint.directory}", remedy)
+
+
+def fill(arena: DeviceArena, store: PinnedStore, num_layers: int) -> Tensor:
+    """Copies every expert of the first MoE layers into the slot layer * E + expert.
+
+    Returns that slot table, int32 [num_layers, E].
+    """
+    for layer in range(num_layers):
+        arena.write_run(layer * store.num_experts, store.arena(layer))
+    slots = torch.arange(num_layers * store.num_experts, dtype=torch.int32)
+    return slots.view(num_layers, -1).to(arena.flat.device)

@@ -1,0 +1,78 @@
+"""AWQ for the routed experts of one layer (Lin et al., arXiv 2306.00978, section 3.2).
+
+Rounding W x errs least where x is small, so channels with large inputs get finer steps: W' = W diag(s) is rounded and
+x / s is fed to it, s_i = a_i^alpha for the mean magnitude a_i of channel i. alpha is searched on a grid for the least
+output error |(Q(W') / s - W) X|^2 = tr(D H D^T), H = X X^T. alpha = 0 is round-to-nearest: the outcome is never worse.
+
+Where 1 / s goes (docs/decisions/0011): into the rows of `up` for `down`, whose input is gate times up, so that codes
+and scales stay plain; and for `gate` and `up` into one vector per layer, since their input is a norm's output that the
+router, the shared experts and the target read too. No clipping of scales, unlike the published code.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specter.quantize.int4 import Int4Matrices
+from specter.quantize.rtn import quantize_rtn
+
+ALPHAS = tuple(step / 20 for step in range(20))
+
+
+def channel_scales(magnitudes: Tensor, alpha: float) -> Tensor:
+    """s of each channel, [..., in] of mean magnitudes [..., in]; sqrt(max * min) is 1. Dead channels get a floor."""
+    floor = magnitudes.amax(-1, keepdim=True).mul(1e-4).clamp(min=1e-20)
+    scales = magnitudes.maximum(floor).pow(alpha)
+    return scales / (scales.amax(-1, keepdim=True) * scales.amin(-1, keepdim=True)).sqrt()
+
+
+def rounding_error(weights: Tensor, hessians: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    """tr(D H D^T) of each matrix, D = Q(W diag(s)) diag(1 / s) - W.
+
+    Shapes: weights [..., out, in], hessians [..., in, in], scales [..., in] -> [...].
+    """
+    scaled = weights * scales[..., None, :]
+    error = quantize_rtn(scaled, group_size).dequantize() / scales[..., None, :] - weights
+    return ((error @ hessians) * error).sum((-2, -1))
+
+
+def search(weights: Tensor, hessians: Tensor, magnitudes: Tensor, group_size: int, *, shared: bool) -> Tensor:
+    """The best s of each matrix of `weights` fp32 [E, out, in], [E, in]; `shared`: one for all of them, [in].
+
+    Args:
+        hessians: sums of x x^T over each matrix' inputs, [E, in, in].
+        magnitudes: mean |x| of each channel, [E, in], or [in] if `shared`.
+    """
+    best = channel_scales(magnitudes, 0.0)
+    least = torch.full(weights.shape[:1], torch.inf, device=weights.device)
+    for alpha in ALPHAS:
+        scales = channel_scales(magnitudes, alpha)
+        error = rounding_error(weights, hessians, scales.expand(len(weights), -1), group_size)
+        error = error.sum().expand_as(least) if shared else error
+        better = error < least
+        best = torch.where(better[0] if shared else better[:, None], scales, best)
+        least = torch.where(better, error, least)
+    return best
+
+
+def quantize_awq(
+    gate_up: Tensor, down: Tensor, hessians: tuple[Tensor, Tensor], magnitudes: tuple[Tensor, Tensor], group_size: int
+) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices, Tensor]:
+    """gate, up and down of one layer, and what their input is multiplied by, fp32 [D].
+
+    Args:
+        gate_up: [E, 2F, D], gate rows first; down: [E, D, F]; any floating type.
+        hessians: of the inputs of gate and up [E, D, D] and of down [E, F, F].
+        magnitudes: mean |x| of the same, [D] over all experts' tokens and [E, F].
+    """
+    gate_up, down = gate_up.float(), down.float()
+    inner = search(down, hessians[1], magnitudes[1], group_size, shared=False)
+    outer = search(gate_up, hessians[0], magnitudes[0], group_size, shared=True)
+    gate, up = (gate_up * outer).chunk(2, dim=1)
+    return (
+        quantize_rtn(gate, group_size),
+        quantize_rtn(up / inner[..., None], group_size),  # a factor of a row changes its scales, not its codes
+        quantize_rtn(down * inner[:, None, :], group_size),
+        1 / outer,
+    )

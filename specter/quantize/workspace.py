@@ -1,0 +1,124 @@
+"""What a quantization has finished, on disk: a killed run goes on from there and repeats nothing.
+
+`.NAME.partial` beside the directory to be made holds, per finished layer, its tensors (under their final name) and what
+was measured, and the states of the calibration text that enter the next layer. It belongs to one checkpoint, one text,
+one set of options and one state of the code; anything else starts anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.quantize.activations import WalkState
+
+_ORIGIN, _STATES = "origin", "states.safetensors"
+
+
+def check_free(out: Path) -> None:
+    """Raises SpecterError if `out` holds something already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SpecterError(f"{out} exists already", "remove it or give another out=DIR")
+
+
+@contextmanager
+def atomic_directory(out: Path) -> Iterator[Path]:
+    """A directory to fill that becomes `out` at the end, or leaves no trace.
+
+    Raises:
+        SpecterError: `out` holds something already, or cannot be written.
+    """
+    check_free(out)
+    partial = out.parent / f".{out.name}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise SpecterError(f"{out} cannot be written ({error.strerror})", "give an out=DIR that is writable") from None
+    try:
+        yield partial
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class Workspace:
+    """The finished part of a directory `out`.
+
+    Attributes:
+        directory: where the tensors lie meanwhile.
+        layers: the report of every finished MoE layer, in order.
+    """
+
+    def __init__(self, out: Path, origin: str) -> None:
+        """Opens what an earlier run of the same `origin` left, or an empty workspace.
+
+        Raises:
+            SpecterError: `out` is in use, or cannot be written.
+        """
+        check_free(out)
+        self._out = out
+        self.directory = out.parent / f".{out.name}.partial"
+        try:
+            mark = self.directory / _ORIGIN
+            if not mark.is_file() or mark.read_text() != origin:
+                shutil.rmtree(self.directory, ignore_errors=True)
+                self.directory.mkdir(parents=True)
+                mark.write_text(origin)
+        except OSError as error:
+            raise SpecterError(
+                f"{out} cannot be written ({error.strerror})", "give an out=DIR that is writable"
+            ) from None
+        self.layers: list[dict[str, Any]] = []
+        while (path := self._report(len(self.layers))).is_file():
+            self.layers.append(json.loads(path.read_text()))
+
+    def start(self, device: torch.device | str) -> WalkState | None:
+        """Where the walk over the calibration text goes on; None at the beginning."""
+        path = self.directory / _STATES
+        if not path.is_file():
+            return None
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            states = [file.get_tensor(str(index)) for index in range(len(list(file.keys())))]
+            return WalkState(int(file.metadata()["layer"]), states)
+
+    def add(self, file: str, tensors: dict[str, Tensor], report: dict[str, Any], after: WalkState) -> None:
+        """Keeps one more layer. Its report is written last but one: where it lies, the tensors lie whole."""
+        number = len(self.layers)
+        save_file(tensors, self.directory / file)
+        self._replace(self._report(number), json.dumps(report).encode())
+        self.layers.append(report)
+        part = self.directory / f"{_STATES}.part"
+        save_file({str(i): x.cpu() for i, x in enumerate(after.states)}, part, metadata={"layer": str(after.layer)})
+        os.replace(part, self.directory / _STATES)
+
+    def publish(self) -> None:
+        """Makes the workspace the finished directory."""
+        for path in (self.directory / _ORIGIN, self.directory / _STATES, *self.directory.glob("layer-*.json")):
+            path.unlink(missing_ok=True)
+        os.replace(self.directory, self._out)
+
+    def discard_if_empty(self) -> None:
+        """Leaves no trace of a run that finished no layer."""
+        if not self.layers:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _report(self, number: int) -> Path:
+        return self.directory / f"layer-{number}.json"
+
+    @staticmethod
+    def _replace(path: Path, content: bytes) -> None:
+        part = path.with_suffix(".part")
+        part.write_bytes(content)
+        os.replace(part, path)

@@ -1,0 +1,45 @@
+"""A device clock that treats copies as badly as the events allow: what a losslessness test runs under."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+import torch
+
+from specter.timeline.base import Event
+from specter.timeline.cuda import CudaEvent, CudaTimeline
+
+_CYCLES_PER_US = 1980  # of an H200 at its highest clock; a slower one sleeps longer
+
+
+class StressedTimeline(CudaTimeline):
+    """Copies start late, end later than they need, and overtake each other on several streams, all at random.
+
+    Args:
+        max_delay_us: at most this long before a copy, and again behind it.
+    """
+
+    def __init__(self, device: torch.device | str = "cuda", seed: int = 0, max_delay_us: int = 500) -> None:
+        super().__init__(device)
+        self._random = random.Random(seed)
+        self._max_delay_us = max_delay_us
+        self._streams = [self.link_stream, self._cuda.Stream(self.device), self._cuda.Stream(self.device)]
+        self._contexts = [self._cuda.stream(stream) for stream in self._streams]
+
+    def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> CudaEvent:
+        before, behind = (self._random.randrange(1 + self._max_delay_us) * _CYCLES_PER_US for _ in range(2))
+
+        def late() -> None:
+            self._cuda._sleep(before)
+            run()
+            self._cuda._sleep(behind)
+
+        chosen = self._random.randrange(len(self._streams))
+        self.link_stream, self._on_link = self._streams[chosen], self._contexts[chosen]
+        return super().copy(num_bytes, late, after, label)
+
+    def drain(self) -> None:
+        for stream in self._streams:
+            stream.synchronize()
+        super().drain()

@@ -1,0 +1,189 @@
+"""The engine over the device's model, in Triton's interpreter or on the device: mail, passes, whole generations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from specter.bench.unfused import UnfusedDraft
+from specter.engine import Engine
+from specter.errors import SpecterError
+from specter.experts.cache import ExpertCache
+from specter.experts.eviction import LruEviction, layer_quotas
+from specter.experts.planner import DeadlinePlanner
+from specter.experts.residency import Residency
+from specter.experts.transfer import Mover, Transfer
+from specter.gpu.device_pass import DevicePasses
+from specter.gpu.model import DeviceModel
+from specter.gpu.target import Target
+from specter.kernels import mail
+from specter.model.spec import ExpertId
+from specter.quantize.int4 import Int4Matrices
+from specter.recording import RecordingModel
+from specter.speculation.accept import TokenSampler
+from specter.timeline.base import Timeline
+from specter.timeline.costs import CostModel
+from specter.timeline.cuda import CudaTimeline
+from specter.timeline.hardware import Hardware
+from specter.timeline.stress import StressedTimeline
+from specter.timeline.virtual import VirtualTimeline
+from tests.helpers import quantize
+from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, TARGET, Models, _layer, models, tokens_of
+
+__all__ = ["models"]  # the fixture
+DEV = torch.device(DEVICE)
+HARDWARE = Hardware("test", 10**12, 1, 10**12, 10**9, 1000, 1000, 1000, 1000, "test")
+
+
+@pytest.mark.parametrize("size", [1, 17, 1024, 2500])
+def test_mail_arrives_whole(size: int) -> None:
+    sent = torch.arange(size, dtype=torch.int16, device=DEV)
+    room = mail.room((size + 1,), torch.int16, DEV)
+    mail.send(sent, room[:size])
+    if DEV.type == "cuda":
+        torch.cuda.synchronize()
+    assert torch.equal(room[:size], sent.cpu()) and room[size] == 0
+
+
+def test_a_ring_keeps_its_order_however_far_the_device_lags() -> None:
+    ring = mail.Ring(4, 5, DEV)
+    received = []
+    for turn in range(3):
+        for index in range(3):  # ahead by three
+            ring.write(-1, [index, 4], [10 * turn + index, 7])
+        for index in range(3):
+            ring.receive()
+            expected = [-1, -1, -1, -1, 7]
+            expected[index] = 10 * turn + index
+            received.append(ring.row.tolist() == expected)
+        if turn == 1:
+            ring.restart()
+    assert received == [True] * 9
+
+
+def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
+    tokens, target = tokens_of(2).tolist(), models.target
+    assert target.slot_table is not None
+    resident = DevicePasses(target, is_resident=True).begin(tokens, 0, 2)
+    assert [resident.mix(layer) for layer in range(SPEC.num_layers)] == [None] * SPEC.num_layers
+    expected = list(resident.outputs())
+    table = target.slot_table.cpu().numpy()
+    one = DevicePasses(target).begin(tokens, 0, 2)
+    for layer in range(SPEC.num_layers):
+        routing = one.mix(layer)
+        assert (routing is None) == (layer < SPEC.num_dense_layers)
+        if routing is None:
+            continue
+        target.results.fill_(torch.nan)
+        if DEV.type == "cuda":
+            torch.cuda.synchronize()
+        experts = np.unique(routing).tolist()
+        for wave in (experts[::2], experts[1::2]):
+            one.run_experts(layer, wave, table[layer - SPEC.num_dense_layers, wave].tolist())
+        one.combine(layer)
+    outputs = one.outputs()
+    if DEV.type == "cuda":
+        torch.cuda.synchronize()
+    assert outputs.tolist() == expected
+    last = DevicePasses(target, is_resident=True).begin(tokens, 0, 1)
+    last.mix(0)
+    assert last.outputs().tolist() == expected[1:]
+
+
+def test_a_pass_that_does_not_fit_is_refused(models: Models) -> None:
+    with pytest.raises(SpecterError, match="49 rows"):
+        DevicePasses(models.target).begin([1] * 49, 0, 1)
+
+
+def engine(
+    models: Models, k: int, num_slots: int, stress_seed: int | None = None, mover: Mover | None = None
+) -> Engine:
+    """On the device clock where there is a device, graphs included."""
+    is_device = DEV.type == "cuda"
+    arena = torch.full((num_slots, SPEC.expert_params + 32), torch.nan, device=DEV)
+    store = {
+        ExpertId(layer, expert): models.cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
+        for layer in range(SPEC.num_moe_layers)
+        for expert in range(SPEC.num_experts)
+    }
+    if is_device:
+        store = {expert: payload.pin_memory() for expert, payload in store.items()}
+
+    def move(expert: ExpertId, slot: int) -> None:
+        arena[slot, : SPEC.expert_params].copy_(store[expert], non_blocking=True)
+
+    target = Target(models.weights, arena, models.cache, 16, None, pdl=False, tuning=TARGET)
+    model = DeviceModel(DevicePasses(target), models.draft, is_graphed=is_device)
+    timeline: Timeline = VirtualTimeline(HARDWARE)
+    if is_device:
+        model.capture(k + 1)
+        timeline = CudaTimeline() if stress_seed is None else StressedTimeline(seed=stress_seed)
+    costs = CostModel(SPEC, 16, CAPACITY)
+    quotas = layer_quotas(num_slots, SPEC.num_moe_layers)
+    transfer = Transfer(timeline, costs.payload_bytes, mover or move)
+    cache = ExpertCache(Residency(num_slots), LruEviction(quotas), transfer, timeline)
+    planner = DeadlinePlanner() if k else None
+    return Engine(RecordingModel(model), TokenSampler(), cache, timeline, costs, planner, k)
+
+
+def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:
+    prompt, num_tokens = tokens_of(2).tolist(), 3 if DEV.type == "cpu" else 24
+    plain = engine(models, 0, 5).generate(prompt, num_tokens)
+    speculative = engine(models, 2, 4).generate(prompt, num_tokens)
+    assert speculative.tokens == plain.tokens
+    assert len(speculative.rounds) < num_tokens - 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEV.type != "cuda", reason="no CUDA device")
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_may_come_late_and_in_any_order(models: Models, seed: int) -> None:
+    prompt = tokens_of(2).tolist()
+    assert engine(models, 4, 4, seed).generate(prompt, 24).tokens == engine(models, 0, 5).generate(prompt, 24).tokens
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEV.type != "cuda", reason="no CUDA device")
+def test_an_interrupted_round_leaves_an_engine_that_works(models: Models) -> None:
+    prompt = tokens_of(2).tolist()
+    one = engine(models, 2, 4)
+    expected = one.generate(prompt, 24).tokens
+
+    def interrupt(tokens: list[int]) -> None:
+        if len(one.generation.rounds if one.generation else ()) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.generate(prompt, 24, interrupt)
+    assert one.generation is not None and len(one.generation.rounds) == 2
+    assert one.generate(prompt, 24).tokens == expected
+
+
+def test_a_copy_that_fails_is_named_and_the_finished_rounds_are_kept(models: Models) -> None:
+    def refuse(expert: ExpertId, slot: int) -> None:
+        raise SpecterError(f"payload of {expert} is gone", "get it back")
+
+    one = engine(models, 0, 5, mover=refuse)
+    with pytest.raises(SpecterError, match="payload of"):
+        one.generate([1], 2)
+    assert one.generation is not None and one.generation.rounds == []
+
+
+def test_the_unfused_draft_computes_the_same(models: Models) -> None:
+    """What the ablation compares with must differ in speed alone."""
+    codes = quantize(SPEC, models.cpu.store)
+
+    def part(matrices: Int4Matrices, layer: int) -> Int4Matrices:
+        one = _layer(matrices, layer)
+        return Int4Matrices(one.codes.to(DEV), one.scales.to(DEV), one.zeros.to(DEV), one.group)
+
+    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(SPEC.num_moe_layers)]
+    experts = models.draft.experts
+    unfused = UnfusedDraft(layers, models.weights, experts, models.cache, 4, pdl=False, tuning=DRAFT)
+    for draft in (models.draft, unfused):
+        draft.begin(5, 0)
+        draft.step()
+    assert torch.equal(unfused.routing[0], models.draft.routing[0])
+    assert torch.equal(unfused.counts, models.draft.counts)
+    assert (unfused.logits - models.draft.logits).norm() < 2e-3 * models.draft.logits.norm()

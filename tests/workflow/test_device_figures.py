@@ -1,0 +1,67 @@
+"""Figures and table of measured rounds, from a record that a bench could have left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.device import CHOICES, FIGURES, ORDER, OURS, ablation_table, read_cells
+from harness.drawing import save
+from specter.errors import SpecterError
+from specter.timeline.trace import TraceOp, write_chrome_trace
+
+
+def cell(system: str, tier: str, sampling: str, tpot_ms: float, variant: str = "") -> dict[str, Any]:
+    numbers = {"tpot_ms": tpot_ms} | ({} if system == "resident" else {"floor_trace_ms": tpot_ms / 1.2})
+    k = 16 if "specter" in system else 0
+    return {
+        "system": system, "tier": tier, "sampling": sampling, "k": k, "variant": variant, "num_prompts": 5,
+        **{key: {"mean": value, "min": value * 0.9, "max": value * 1.1} for key, value in numbers.items()},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    cells = []
+    for index, system in enumerate(ORDER):
+        once = {"resident": [("high", "greedy"), ("high", "seeded")], "on_demand": [("high", "greedy")]}
+        pairs = once.get(system, [(t, s) for t in ("high", "low") for s in ("greedy", "seeded")])
+        cells += [cell(system, tier, sampling, 10.0 + index) for tier, sampling in pairs]
+    for (system, variant), tier in ((choice, tier) for choice in CHOICES for tier in ("high", "low")):
+        if variant:
+            cells.append(cell(system, tier, "greedy", 15.0, variant))
+    where = {"gpu": "Test GPU", "torch": "0", "model": "tiny"}
+    (tmp_path / "rounds.json").write_text(json.dumps({"provenance": where, "facts": {"cells": cells}}))
+    ops = []
+    for number in range(3):  # prefill and two rounds
+        start = number * 10_000_000
+        if number:
+            ops.append(TraceOp("compute", "draft_step", start, start + 1_000_000))
+        ops.append(TraceOp("link", "prefetch L0 E1", start, start + 3_000_000, 17))
+        ops.append(TraceOp("compute", "experts", start + 3_000_000, start + 4_000_000))
+        ops.append(TraceOp("compute", "head", start + 4_000_000, start + 5_000_000))
+    for system in ("specter", OURS):
+        write_chrome_trace(tmp_path / f"rounds_{system}.trace.json.gz", ops, {})
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn(directory: Path, name: str) -> None:
+    save(FIGURES[name](directory), [directory / "figure.png"])
+    assert (directory / "figure.png").stat().st_size > 5000
+
+
+def test_the_cost_of_a_choice_is_its_time_over_ours(directory: Path) -> None:
+    table = ablation_table(directory).frame.set_index("one thing switched")
+    assert table.loc["no CUDA graphs", "high budget (× TPOT)"] == pytest.approx(1.5)
+    assert table.loc["planner and eviction as published", "low budget (× TPOT)"] == pytest.approx(1.1)
+    assert len(table) == len(CHOICES)
+
+
+def test_a_damaged_record_is_named(directory: Path) -> None:
+    (directory / "rounds.json").write_text("{}")
+    with pytest.raises(SpecterError, match="rounds.json is not a record"):
+        read_cells(directory)

@@ -1,0 +1,205 @@
+"""The fidelity study: against the engine's own draft, and its measures on routing written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from harness import figures, plan, tables
+from harness.drawing import save
+from harness.fidelity import FidelityConfig, Request, from_values, measure, rows, side_by_side
+from specter.errors import SpecterError
+from specter.live import LiveModel
+from specter.model.checkpoint import Checkpoint
+from specter.probes.fidelity import Followed, Study, Texts, order_match, set_match, study, window_mask
+from specter.probes.teacher import force
+from specter.quantize.layer import LayerExperts
+from tests.helpers import FAMILIES, TINY, open_live, quantize, write_random
+
+
+def texts(num: int, length: int, first: int) -> Texts:
+    tokens = torch.randint(0, TINY.vocab, (num, length), generator=torch.Generator().manual_seed(3))
+    return Texts(tokens, torch.full((num,), length), first)
+
+
+def test_a_draft_sees_the_targets_keys_before_its_window_and_its_own_within() -> None:
+    mask = window_mask(8, first=2, window=3)
+    assert mask.shape == (8, 16)
+    assert mask[4].nonzero().flatten().tolist() == [0, 1, 8 + 2, 8 + 3, 8 + 4]  # the last of the first window
+    assert mask[5].nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 8 + 5]
+    assert mask.any(1).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_what_the_engines_draft_does(tmp_path: Path, family: str) -> None:
+    """Same routing and choices as draft steps and verification passes on the live decoder, token by token."""
+    spec = FAMILIES[family]
+    write_random(tmp_path, spec)
+    live, window = open_live(tmp_path), 6
+    experts = quantize(spec, live.store)
+
+    def draft(layer: int, target: LayerExperts) -> LayerExperts:
+        return LayerExperts(*(getattr(experts, name).dequantize()[layer] for name in ("gate", "up", "down")))
+
+    given = texts(2, 6 * window, first=window)
+    result = study(Checkpoint.open(tmp_path), {"int4": draft}, given, window)
+    for index, tokens in enumerate(given.tokens.tolist()):
+        forced = force(LiveModel(live.decoder, live.store, {}), tokens, window)  # type: ignore[arg-type]
+        mine = result.drafts["int4"]
+        same_target = (result.target.routing[index].numpy() == forced.target_routing).mean()
+        same_draft = (mine.routing[index].numpy() == forced.draft_routing).mean()
+        assert same_target > 0.998 and same_draft > 0.998  # rounding may turn a near tie
+        assert (forced.draft_routing != forced.target_routing).mean() > 0.01  # the draft is one that errs
+        agrees = (mine.choices[index] == result.target.choices[index]).numpy()
+        assert (agrees == forced.agrees).mean() > 0.97
+
+
+def test_the_targets_own_experts_route_alike(tmp_path: Path) -> None:
+    write_random(tmp_path)
+    given = texts(3, 20, first=4)
+    result = study(Checkpoint.open(tmp_path), {"same": lambda layer, target: target}, given, window=5)
+    same = result.drafts["same"]
+    assert result.target.routing.shape == (3, 16, TINY.num_moe_layers, TINY.top_k)
+    assert (set_match(same.routing, result.target.routing) == 1).float().mean() > 0.99
+    assert (same.choices == result.target.choices).float().mean() > 0.97
+    assert result.margins.shape == (3, 16, TINY.num_moe_layers) and bool((result.margins >= 0).all())
+
+
+def test_padding_changes_nothing_before_it(tmp_path: Path) -> None:
+    write_random(tmp_path)
+    whole, lengths = texts(2, 24, first=4), torch.tensor([24, 12])
+    padded = whole.tokens.clone()
+    padded[1, 12:] = 0
+    drafts = {"same": lambda layer, target: target}
+    one, two = (study(Checkpoint.open(tmp_path), drafts, Texts(t, lengths, 4), 5) for t in (whole.tokens, padded))
+    assert torch.equal(one.target.routing[1, :8], two.target.routing[1, :8])
+    assert Texts(padded, lengths, 4).is_real().sum(1).tolist() == [20, 8]
+
+
+def test_matches_by_hand() -> None:
+    target, draft = torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 9]])
+    assert set_match(draft, target).item() == pytest.approx(2 / 3) and order_match(draft, target).item() == 0
+    np.testing.assert_allclose(order_match(torch.tensor([[1, 9, 3]]), target), 2 / 3)
+
+
+def test_texts_without_a_drafted_position_are_refused(tmp_path: Path) -> None:
+    write_random(tmp_path)
+    with pytest.raises(SpecterError, match="position 10"):
+        study(Checkpoint.open(tmp_path), {}, texts(2, 10, first=10), 5)
+
+
+# -- the job: rows, tables, figures ----------------------------------------------------------------
+
+
+def made_up() -> pd.DataFrame:
+    """Two requests of two data sets, the second shorter; two layers, top-2; two methods, one of them exact."""
+    target = torch.tensor([[0, 1], [2, 3]], dtype=torch.int16).expand(2, 3, 2, 2)
+    wrong = target.clone()
+    wrong[0, 0, 0] = torch.tensor([1, 5])  # one of two experts alike, none in its rank
+    wrong[1, 2] = 9  # padding: must not count
+    choices = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    other = choices.clone()
+    other[1, 1] = 0
+    margins = torch.arange(12.0).view(2, 3, 2)
+    result = Study(
+        Followed(target, choices), margins, {"gptq": Followed(wrong, other), "q8_0": Followed(target, choices)}
+    )
+    found = [Request("seeded", "gsm8k", [0] * 4), Request("seeded", "prose", [0] * 3)]
+    named = {"model": "m", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "window": 16}
+    return rows(result, found, side_by_side(found, 1)).assign(**named, num_requests=2, num_pairs=4)
+
+
+def test_rows_are_means_over_real_positions() -> None:
+    frame = made_up().query("method == 'gptq'").set_index(["quantity", "request", "layer"])["value"]
+    assert frame["set_match", 0, 0] == pytest.approx((0.5 + 1 + 1) / 3) and frame["set_match", 0, 1] == 1
+    assert frame["order_match", 0, 0] == pytest.approx(2 / 3) and frame["same_set", 0, 0] == pytest.approx(2 / 3)
+    assert frame["set_match", 1, 0] == 1
+    assert frame["agreement", 1, -1] == 0.5 and frame["agreement", 0, -1] == 1
+
+
+def test_positions_and_margins_leave_padding_out() -> None:
+    frame = made_up().query("method == 'gptq'")
+    positions = frame[frame["quantity"] == "position"]
+    assert positions["num"].tolist() == [2, 2, 1] and positions["value"].tolist() == [pytest.approx(0.875), 1, 1]
+    bins = frame[frame["quantity"] == "margin"]
+    assert bins["num"].sum() == 10 and bins["margin"].is_monotonic_increasing and bins["margin"].max() < 10
+    assert bins["value"].iloc[0] == 0.5  # the least margin is where the experts differ
+
+
+def test_the_methods_table_states_pairs_and_stands_beside_the_paper() -> None:
+    table = tables.BUILD["methods"]({"fidelity": made_up()})
+    by_method = table.frame.set_index("method")
+    assert by_method.loc["GGUF Q8_0", "expert match (%)"] == 100
+    assert by_method.loc["GPTQ, INT4", "paper, real checkpoint (%)"] == pytest.approx(96.33)
+    assert by_method.loc["GPTQ, INT4", "worst layer (%)"] == pytest.approx(100 * (2.5 / 3 + 1) / 2)
+    for write in tables.FORMATS.values():
+        assert "4 request" in write(table) and "narrow stand-in" in write(table)
+
+
+def made_up_probe() -> pd.DataFrame:
+    """One model, three modes, with known runs and unions."""
+    rows: list[dict[str, object]] = []
+    for mode in ("greedy", "seeded", "teacher-forced"):
+        rows += [{"mode": mode, "quantity": "fidelity", "layer": layer, "value": 0.9 + layer / 100} for layer in (0, 1)]
+        rows += [
+            {"mode": mode, "quantity": "run", "k": k, "value": count} for k, count in ((0, 1.0), (2, 2.0), (8, 1.0))
+        ]
+        rows += [{"mode": mode, "quantity": "union", "k": k, "value": v} for k, v in ((1, 6.0), (16, 30.0))]
+        rows += [{"mode": mode, "quantity": "acceptance", "value": 0.75, "num": 16}]
+        rows += [{"mode": mode, "quantity": "distinct_4grams", "value": 1.0}]
+    named = {"model": "m", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "dataset": "gsm8k"}
+    return pd.DataFrame([{"layer": -1, "k": 0, "num": 4, "temperature": 1.0} | named | row for row in rows])
+
+
+def test_runs_and_growth_in_their_tables() -> None:
+    probe = {"probe": made_up_probe()}
+    greedy = tables.BUILD["runs"](probe).frame.set_index("text").loc["greedy"]
+    assert greedy["E[A] = α/(1−α)"] == pytest.approx(3) and greedy["K_max"] == "4"
+    assert greedy["mean run"] == pytest.approx(3) and (greedy["median run"], greedy["longest"]) == ("2", "8")
+    union = tables.BUILD["union"](probe).frame.set_index("K").loc["16"]
+    assert union["greedy ×"] == pytest.approx(5) and union["paper, real checkpoint ×"] == pytest.approx(5.29)
+
+
+def test_probe_figures_can_be_drawn(tmp_path: Path) -> None:
+    frames = {"probe": made_up_probe(), "fidelity": made_up()}
+    for name in ("methods", "runs", "fidelity", "union"):
+        save(figures.DRAW[name](frames), [tmp_path / f"{name}.png"])
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+def configured(*overrides: str) -> FidelityConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(Path("conf").resolve()), version_base="1.3"):
+        return from_values(hydra_compose("fidelity", overrides=list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("probe.methods=[hqq]", "hqq"),
+        ("probe.texts=spoken", "spoken"),
+        ("probe.datasets=[nothing]", "nothing"),
+        ("probe.prompt_tokens=144", "longer than 144"),
+        ("probe.texts=recorded", "manifests="),
+        ("model.quantized=nowhere/gptq", "nowhere"),
+        ("probe.window=wide", "window"),
+        ("+probe.windows=3", "windows"),
+    ],
+)
+def test_a_bad_study_is_refused(override: str, fault: str) -> None:
+    given = ["probe.texts=datasets", "probe.datasets=[gsm8k]", "probe.methods=[gptq]", "probe.num_requests=1", override]
+    with pytest.raises(SpecterError, match=fault):
+        measure(configured(*given))
+
+
+def test_every_scale_has_a_study() -> None:
+    for path in Path("conf/scale").glob("*.yaml"):
+        assert plan.load_probe(path.stem).name == path.stem
+        assert configured(f"probe={path.stem}").probe == plan.load_probe(path.stem)
