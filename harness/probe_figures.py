@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from harness import published
 from harness.drawing import MODES, NARROW, PAPER, WIDE, footer, panels
-from harness.frames import METHODS, MODELS, fidelity_line, in_order, probe_line, titled
-from harness.probe_tables import Frames, models, pooled_acceptance, run_lengths
+from harness.frames import METHODS, MODELS, Frames, fidelity_line, in_order, probe_line, titled
+from harness.probe_tables import models, pooled_acceptance, run_lengths
 from specter.probes.routing import expected_run, largest_useful_depth
 
 METHOD_COLOURS = {

@@ -8,11 +8,21 @@ from typing import Any
 import pandas as pd
 
 from harness import published
-from harness.frames import METHODS, MODELS, caveats, fidelity_line, in_order, probe_line, provenance, titled
-from harness.table import Table, stated
+from harness.frames import (
+    METHODS,
+    MODELS,
+    Frames,
+    Table,
+    caveats,
+    fidelity_line,
+    in_order,
+    probe_line,
+    provenance,
+    stated,
+    titled,
+)
 from specter.probes.routing import expected_run, largest_useful_depth
 
-Frames = dict[str, pd.DataFrame]
 MODES = ("greedy", "seeded", "teacher-forced")
 PAPER = "paper, real checkpoint"
 STANDINS_ONLY = (
@@ -50,8 +60,7 @@ def fidelity(frames: Frames) -> Table:
                 "model": titled(MODELS, model),
                 "text": PAPER,
                 "expert match, mean (%)": published.FIDELITY.get(model, {}).get("gptq", float("nan")) * 100,
-                "acceptance (%)": (published.ACCEPTANCE_DEEPSEEK if model == published.DEEPSEEK else float("nan"))
-                * 100,
+                "acceptance (%)": published.ACCEPTANCE.get(model, float("nan")) * 100,
             }
         )
     what = "Expert match: share of the target's top-k experts that the draft chooses too, same position and prefix."

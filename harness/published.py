@@ -8,7 +8,8 @@ from __future__ import annotations
 DEEPSEEK, QWEN, PHI = "deepseek_v2_lite", "qwen1_5_moe", "phi3_5_moe"
 
 ACCEPTANCE_MEAN = 0.9663  # mean over its models
-ACCEPTANCE_DEEPSEEK = 0.99
+ACCEPTANCE = {DEEPSEEK: 0.99}
+SPEEDUP_MEAN, SPEEDUP_MAX = 1.50, 1.88  # TPOT of its SpecMoEOff over Specter's, over its models and data sets
 EXPECTED_RUN, LARGEST_DEPTH = 28.7, 32  # E[A] at the mean acceptance, and the K_max that it concludes
 # Expert match against FP16 at native top-k, by method; "Q4" and so on of GGUF.
 FIDELITY = {
@@ -18,5 +19,4 @@ FIDELITY = {
 }
 UNION = {DEEPSEEK: {1: 6.0, 16: 31.7}}  # distinct experts per layer, by K
 UNION_GROWTH = {DEEPSEEK: 5.29, QWEN: 7.18, PHI: 4.65}  # from K = 1 to 16
-K_DEEPSEEK = 16  # its optimum of the depth sweep
-DEPTH = {DEEPSEEK: K_DEEPSEEK, QWEN: 8, PHI: 16}
+DEPTH = {DEEPSEEK: 16, QWEN: 8, PHI: 16}  # K at the optimum of its sweep

@@ -149,8 +149,7 @@ class ResidentBench:
         rows = int4.Rows.random(spec, DTYPE, self.device)
         backends = int4.Backends(spec, rows, model.int4, self.arena, self.table)
         chosen = [
-            int4.chosen_codes(model.int4_layer(layer), rows.chosen[layer])
-            for layer in range(spec.num_moe_layers)
+            int4.chosen_codes(model.int4_layer(layer), rows.chosen[layer]) for layer in range(spec.num_moe_layers)
         ]
         backends.reference(chosen)
         expected = backends.out.clone()

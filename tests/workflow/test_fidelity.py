@@ -15,7 +15,6 @@ from hydra.core.global_hydra import GlobalHydra
 from harness import figures, plan, tables
 from harness.drawing import save
 from harness.fidelity import FidelityConfig, Request, from_values, measure, rows, side_by_side
-from harness.table import FORMATS
 from specter.errors import SpecterError
 from specter.live import LiveModel
 from specter.model.checkpoint import Checkpoint
@@ -140,7 +139,7 @@ def test_the_methods_table_states_pairs_and_stands_beside_the_paper() -> None:
     assert by_method.loc["GGUF Q8_0", "expert match (%)"] == 100
     assert by_method.loc["GPTQ, INT4", "paper, real checkpoint (%)"] == pytest.approx(96.33)
     assert by_method.loc["GPTQ, INT4", "worst layer (%)"] == pytest.approx(100 * (2.5 / 3 + 1) / 2)
-    for write in FORMATS.values():
+    for write in tables.FORMATS.values():
         assert "4 request" in write(table) and "narrow stand-in" in write(table)
 
 

@@ -12,7 +12,6 @@ from harness import figures, tables
 from harness.drawing import Bars, save
 from harness.frames import caveats, provenance, spread_budgets
 from harness.page import MarkdownTable
-from harness.table import FORMATS, to_latex, to_markdown
 
 TPOT = {("specter", "gsm8k"): (10.0, 30.0), ("specter", "prose"): (40.0, 40.0), ("lru", "gsm8k"): (60.0, 60.0),
         ("lru", "prose"): (40.0, 40.0), ("resident", "gsm8k"): (5.0, 5.0), ("resident", "prose"): (5.0, 5.0),
@@ -51,10 +50,10 @@ def test_speedup_is_a_ratio_of_means_and_the_average_is_over_data_sets(runs: pd.
 
 def test_every_format_states_the_protocol(runs: pd.DataFrame) -> None:
     table = tables.main_table({"main": runs})
-    for write in FORMATS.values():
+    for write in tables.FORMATS.values():
         text = write(table)
         assert "virtual" in text and "narrow stand-in of DeepSeek-V2-Lite" in text and "0.7" in text
-    assert r"\_" in to_latex(table) and "×" not in to_latex(table)
+    assert r"\_" in tables.to_latex(table) and "×" not in tables.to_latex(table)
 
 
 def test_systems_without_a_budget_stand_beside_every_budget(runs: pd.DataFrame) -> None:
@@ -98,7 +97,7 @@ def test_equal_figures_are_equal_files(runs: pd.DataFrame, tmp_path: Path) -> No
 
 def test_the_page_reads_what_the_tables_write(runs: pd.DataFrame, tmp_path: Path) -> None:
     table = tables.main_table({"main": runs})
-    (tmp_path / "main.md").write_text(to_markdown(table))
+    (tmp_path / "main.md").write_text(tables.to_markdown(table))
     read = MarkdownTable.read(tmp_path / "main.md")
     assert (read.title, read.keys, len(read.rows)) == (table.title, 3, 3)
     assert read.notes == table.notes
