@@ -1,4 +1,4 @@
-"""Where Specter's speed-up over a rival comes from, by switching one thing at a time (docs/decisions/0009).
+"""Where Specter's speed-up over a rival comes from, by switching one thing at a time (docs/decisions/0008).
 
 From the rival to Specter, each step a replay of its own, in ms per token; the parts add up to the whole difference:
     launches  what launches, kernels and syncs cost the rival, less what they cost Specter (a clock that charges none)
