@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 # Where torch comes from, for example TORCH_INDEX=https://download.pytorch.org/whl/cpu (see README, "Installation").
 TORCH_INDEX ?=
 SCALE ?= laptop
-CORES ?= 1
+CORES ?= 2
 
 BIN := .venv/bin
 # The stamp carries the checksum of the lock: another lock makes the environment stale, whatever its date.

@@ -19,13 +19,24 @@ plt.style.use(Path(__file__).with_name("specter.mplstyle"))
 
 COLOURS = {
     "specter": "#0072B2",
-    "specter_deadline": "#CC79A7",
+    "specter_deadline": "#003f69",
     "specter_no_prefetch": "#56B4E9",
+    "specmoeoff": "#CC79A7",
+    "specmoeoff_tuned": "#8c4a73",
+    "mixtral_offloading": "#D55E00",
+    "mixtral_speculative_loading": "#f0a070",
     "lru": "#E69F00",
-    "lru_same_bytes": "#D55E00",
+    "lru_next_gate": "#F0E442",
     "on_demand": "#9a9a9a",
     "resident": "#009E73",
 }
+PARTS = {
+    "launches": "#999999",
+    "tokens": "#0072B2",
+    "draft": "#CC79A7",
+    "misses": "#D55E00",
+    "hidden": "#009E73",
+}  # of a speed-up
 MODES = {"greedy": "#56B4E9", "seeded": "#0072B2", "teacher-forced": "#D55E00"}
 PAPER = "#222222"  # published values
 WIDE, NARROW = 7.2, 4.0  # inches: two columns, one column

@@ -10,19 +10,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness import probe_figures, published
+from harness import probe_figures, published, rival_figures
 from harness.drawing import COLOURS, MODES, NARROW, PAPER, WIDE, Bars, footer, grouped_bars, panels, save
 from harness.frames import (
     DATASETS,
     HARDWARE,
     SYSTEMS,
     Frames,
+    budget_title,
     caveats,
     in_order,
     provenance,
     read,
     sampling_title,
     spread_budgets,
+    tiers,
     titled,
     with_macro,
 )
@@ -40,20 +42,9 @@ def _by_dataset(frame: pd.DataFrame, column: str) -> Bars:
     return Bars(means, least, greatest).renamed([titled(DATASETS, name) for name in means.index])
 
 
-def _budget_title(frame: pd.DataFrame, budget: str) -> str:
-    rows = frame[(frame["budget"] == budget) & frame["uses_budget"]]
-    return f"{budget} ({rows['experts_per_layer'].min():g} experts per layer)"
-
-
-def _tier_panels(frame: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Samplings (rows) and budgets (columns, largest first)."""
-    used = frame[frame["uses_budget"]].sort_values("experts_per_layer", ascending=False)
-    return sorted(frame["sampling"].unique()), used["budget"].unique().tolist()
-
-
 def tpot(frames: Frames) -> Figure:
     frame = spread_budgets(frames["main"])
-    samplings, budgets = _tier_panels(frame)
+    samplings, budgets = tiers(frame)
     figure, axes = panels(len(samplings), len(budgets), WIDE, 2.1 * len(samplings) + 0.3, sharey=True)
     for row, sampling in zip(axes, samplings, strict=True):
         for panel, budget in zip(row, budgets, strict=True):
@@ -71,7 +62,7 @@ def tpot(frames: Frames) -> Figure:
                     lw=1.1,
                     label="floor_trace" if system == "specter" else "",
                 )
-            panel.set_title(f"{_budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
+            panel.set_title(f"{budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
         row[0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) if len(labels) < 6 else 4)
@@ -81,8 +72,8 @@ def tpot(frames: Frames) -> Figure:
 
 def speedup(frames: Frames) -> Figure:
     frame = spread_budgets(frames["main"])
-    samplings, budgets = _tier_panels(frame)
-    baselines = [name for name in ("lru", "lru_same_bytes", "on_demand") if name in set(frame["system"])]
+    samplings, budgets = tiers(frame)
+    baselines = [name for name in ("lru", "mixtral_offloading", "on_demand") if name in set(frame["system"])]
     cells = {f"{budget}, {sampling}": (budget, sampling) for budget in budgets for sampling in samplings}
     colours = dict(zip(cells, ["#0072B2", "#7fb8d8", "#D55E00", "#f0b27a"], strict=False))
     figure, axes = panels(len(baselines), 1, WIDE, 1.5 * len(baselines) + 0.3)
@@ -142,7 +133,7 @@ def acceptance(frames: Frames) -> Figure:
 
 def k_sweep(frames: Frames) -> Figure:
     frame = frames["k_sweep"]
-    samplings, budgets = _tier_panels(frame)
+    samplings, budgets = tiers(frame)
     figure, axes = panels(len(samplings), len(budgets), WIDE, 1.9 * len(samplings) + 0.3, sharey=True, sharex=True)
     for row, sampling in zip(axes, samplings, strict=True):
         for panel, budget in zip(row, budgets, strict=True):
@@ -161,13 +152,16 @@ def k_sweep(frames: Frames) -> Figure:
                 label="floor_trace (Specter's routing)",
             )
             panel.plot(by_k.index, by_k["floor_ideal_ms"]["mean"], ":", color="black", lw=1, label="floor_ideal")
+            for system in ("specter_deadline", "specmoeoff_tuned"):
+                other = part[part["system"] == system].groupby("k")["tpot_ms"].mean()
+                panel.plot(other.index, other, "o-", ms=3, color=COLOURS[system], label=SYSTEMS[system])
             rival = part[part["system"] == "lru"]["tpot_ms"].mean()
-            panel.axhline(rival, color=COLOURS["lru"], label="LRU, no speculation")
+            panel.axhline(rival, color=COLOURS["lru"], label="LRU, equal bytes")
             panel.axvline(published.DEPTH[published.DEEPSEEK], color="#bbbbbb", lw=0.8, label="K of the paper")
             panel.set_xscale("log", base=2)
             panel.set_xticks(by_k.index, [str(k) for k in by_k.index])
             panel.minorticks_off()
-            panel.set_title(f"{_budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
+            panel.set_title(f"{budget_title(frame, budget)}, {sampling_title(frame, sampling)}")
         row[0].set_ylabel("TPOT (ms per token)")
     axes[0][0].set_ylim(bottom=0)
     for panel in axes[-1]:
@@ -216,7 +210,7 @@ def budget_sweep(frames: Frames) -> Figure:
 
 def hardware(frames: Frames) -> Figure:
     frame = spread_budgets(frames["hardware"])
-    _, budgets = _tier_panels(frame)
+    _, budgets = tiers(frame)
     figure, axes = panels(1, len(budgets), WIDE, 2.3, sharey=True)
     order = in_order(frame["system"].unique().tolist(), SYSTEMS)
     for panel, budget in zip(axes[0], budgets, strict=True):
@@ -225,7 +219,7 @@ def hardware(frames: Frames) -> Figure:
         means = means.loc[in_order(means.index.tolist(), HARDWARE)]
         bars = Bars(means).renamed([titled(HARDWARE, name).replace(", ", "\n") for name in means.index])
         grouped_bars(panel, bars, COLOURS, SYSTEMS, label_all=True)
-        panel.set_title(_budget_title(frame, budget))
+        panel.set_title(budget_title(frame, budget))
     axes[0][0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
@@ -235,7 +229,8 @@ def hardware(frames: Frames) -> Figure:
 
 
 DRAW: dict[str, Callable[[Frames], Figure]] = {
-    draw.__name__: draw for draw in (tpot, speedup, acceptance, k_sweep, budget_sweep, hardware, *probe_figures.DRAW)
+    draw.__name__: draw
+    for draw in (tpot, speedup, acceptance, k_sweep, budget_sweep, hardware, *probe_figures.DRAW, *rival_figures.DRAW)
 }
 
 

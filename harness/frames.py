@@ -13,8 +13,12 @@ SYSTEMS = {
     "specter": "Specter",
     "specter_deadline": "Specter, deadline + retain",
     "specter_no_prefetch": "Specter, no prefetch",
+    "specmoeoff": "SpecMoEOff",
+    "specmoeoff_tuned": "SpecMoEOff, tuned",
+    "mixtral_offloading": "Mixtral-Offloading",
+    "mixtral_speculative_loading": "Mixtral-Off., spec. loading",
     "lru": "LRU",
-    "lru_same_bytes": "LRU, equal bytes",
+    "lru_next_gate": "LRU, next gate",
     "on_demand": "on demand",
     "resident": "resident (all on GPU)",
 }
@@ -29,6 +33,7 @@ DATASETS = {
 }
 HARDWARE = {
     "a100_40gb_pcie4": "A100 40 GB, PCIe 4.0",
+    "a100_12gbps": "A100 40 GB, 12 GB/s",
     "h200_pcie5": "H200, PCIe 5.0",
     "rtx4090_ddr4": "RTX 4090, DDR4 desktop",
 }
@@ -36,6 +41,13 @@ MODELS = {
     "deepseek_v2_lite": "DeepSeek-V2-Lite",
     "qwen1_5_moe": "Qwen1.5-MoE",
     "phi3_5_moe": "Phi-3.5-MoE",
+}
+PART_TITLES = {
+    "tokens": "more tokens per round",
+    "draft": "cheaper draft (time, memory)",
+    "misses": "fewer misses (link time)",
+    "hidden": "hidden transfers",
+    "launches": "fewer launches",
 }
 METHODS = {
     "gptq": "GPTQ, INT4",
@@ -46,6 +58,10 @@ METHODS = {
     "q2_k": "GGUF Q2_K",
 }
 CHECKPOINTS = {"standin": "narrow stand-in of", "hub": "hub checkpoint of"}
+POLICIES = {"same_bytes": "equal bytes", "same_experts": "equal experts", "published": "as published"}
+# Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the last, the normal distribution's.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12,
+        2.11, 2.101, 2.093, 2.086)  # fmt: skip
 LOOPING = 0.9  # distinct 4-grams below this: the text repeats itself, which flatters hit rates
 MACRO = "mean"
 
@@ -67,10 +83,34 @@ def spread_budgets(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([frame[frame["uses_budget"]], *copies], ignore_index=True)
 
 
+def budget_title(frame: pd.DataFrame, budget: str) -> str:
+    rows = frame[(frame["budget"] == budget) & (frame["system"] == "specter")]
+    return f"{budget} ({rows['experts_per_layer'].min():g} experts per layer)"
+
+
+def tiers(frame: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Samplings (rows) and budgets (columns, largest first)."""
+    used = frame[frame["system"] == "specter"].sort_values("experts_per_layer", ascending=False)
+    return sorted(frame["sampling"].unique()), used["budget"].unique().tolist()
+
+
 def with_macro(means: pd.DataFrame) -> pd.DataFrame:
     """Appends the macro average over data sets. `means`: one row per data set, which is the index."""
     average = means.mean().to_frame(MACRO).T
     return pd.concat([means, average])
+
+
+def half_width(frame: pd.DataFrame, column: str) -> float:
+    """Half of the 95 % confidence interval of the macro average of `column`: inputs are drawn within data sets.
+
+    NaN where no data set has two inputs.
+    """
+    groups = frame.groupby("dataset")[column].agg(["var", "count"])
+    freedom = int((groups["count"] - 1).sum())
+    if freedom == 0:
+        return float("nan")
+    error = float((groups["var"].fillna(0) / groups["count"]).sum() ** 0.5) / len(groups)
+    return error * (T_95[freedom - 1] if freedom <= len(T_95) else 1.96)
 
 
 def in_order(values: Sequence[str], known: dict[str, str]) -> list[str]:
@@ -146,11 +186,11 @@ def caveats(frame: pd.DataFrame) -> list[str]:
         notes.append(
             f"The whole model fits {' / '.join(titled(HARDWARE, name) for name in machines)} without offloading."
         )
-    if {"specter", "lru"} <= set(frame.get("system", ())):
+    if {"specter", "lru"} <= set(frame.get("system", ())) and set(frame["policy"]) == {"same_bytes"}:
         draft_gb = frame.loc[frame["system"] == "specter", "device_draft_bytes"].iloc[0] / 1e9
         notes.append(
-            f"Systems have equal slots for 16-bit experts; Specter holds {draft_gb:.1f} GB of INT4 draft beside them"
-            + (", which “LRU, equal bytes” spends on slots." if "lru_same_bytes" in set(frame["system"]) else ".")
+            f"Systems have equal device bytes: what Specter spends on its INT4 draft ({draft_gb:.1f} GB), others "
+            "spend on slots. A budget's experts per layer are Specter's."
         )
     if "fits_device" in frame:
         beyond = frame.loc[~frame["fits_device"].astype(bool), ["system", "hardware"]].drop_duplicates()

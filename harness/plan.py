@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specter.config import RunConfig, from_values, to_dict, validate
+from specter.config import OWN, SHARED, RunConfig, from_values, to_dict, validate
 from specter.errors import SpecterError
 
 CONF = Path("conf")
@@ -46,6 +46,7 @@ LIVE_CODE = (
     "specter/recording.py",
     "specter/session.py",
     "harness/recordings.py",
+    "baselines/specmoeoff.py",
 )
 # What each figure and table shows: experiments, or the probes.
 FIGURES = {
@@ -59,6 +60,9 @@ FIGURES = {
     "k_sweep": ("k_sweep",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
+    "rivals": ("rivals",),
+    "prompt_length": ("prompt_length",),
+    "decomposition": ("rivals", "decomposition"),
 }
 TABLES = {
     "main": ("main",),
@@ -68,10 +72,20 @@ TABLES = {
     "union": ("probe",),
     "runs": ("probe",),
     "k_sweep": ("k_sweep",),
-    "depth": ("k_sweep",),
+    "depth_profile": ("k_sweep",),
+    "depth_profile_published": ("depth_profile",),
     "budget_sweep": ("budget_sweep",),
     "hardware": ("hardware",),
+    "rivals": ("rivals",),
+    "memory": ("rivals",),
+    "best_depth": ("k_sweep", "probe"),
+    "prompt_length": ("prompt_length",),
+    "decomposition": ("rivals", "decomposition"),
+    "published_ratio": ("rivals", "decomposition"),
+    "transformers_offload": ("transformers_offload",),
 }
+# Tidy tables that come from jobs of their own, and the experiment whose recordings they need.
+DERIVED = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
 Values = dict[str, Any]
 Schema = TypeVar("Schema")
 
@@ -98,7 +112,8 @@ class Scale:
 
 @dataclass
 class Experiment:
-    """A product of settings (conf/experiment). A budget is a tier, or a number of experts per MoE layer."""
+    """A product of settings (conf/experiment). A budget is a tier, or a number of experts per MoE layer, as Specter has
+    them; a policy is what another system gets for it (see `specter.memory`)."""
 
     name: str
     about: str
@@ -110,6 +125,9 @@ class Experiment:
     prompt_tokens: list[int]
     num_inputs: int
     num_datasets: int  # the first ones of the scale
+    policies: list[str] = field(default_factory=lambda: ["same_bytes"])
+    depths: dict[str, list[int]] = field(default_factory=dict)  # systems that run at other K than `ks`
+    kv_capacity: int = 256
 
 
 @dataclass
@@ -197,7 +215,7 @@ def _budget(name: str) -> Values:
         number = float(name)
     except ValueError:
         return _group("budget", name)
-    return {"tier": "custom", "experts_per_layer": number, "num_bytes": None}
+    return {"tier": "custom", "experts_per_layer": number, "num_bytes": None, "policy": "same_bytes"}
 
 
 def _run(base: RunConfig, groups: Values, **numbers: Any) -> RunConfig:
@@ -215,12 +233,12 @@ class Matrix:
     budgets: list[Values]
     samplings: list[Values]
     hardware: list[Values]
-    ks: list[int]
+    depths: dict[str, list[int]]  # K by system
     prompt_tokens: list[int]
     inputs: list[int]
 
     def runs(self) -> list[RunConfig]:
-        """All runs. A system that ignores the budget runs at the first one only, and likewise K."""
+        """All runs. A system that ignores the budget runs at the first one only."""
         base = from_values(self.base)
         return [
             _run(
@@ -234,19 +252,21 @@ class Matrix:
             for budget in (self.budgets if system["eviction"] != "resident" else self.budgets[:1])
             for sampling in self.samplings
             for hardware in self.hardware
-            for k in (self.ks if system["speculative"] else self.ks[:1])
+            for k in self.depths[system["name"]]
             for prompt_tokens in self.prompt_tokens
             for index in self.inputs
         ]
 
 
 class Live(NamedTuple):
-    """What decides a run's tokens, within one model and data set. K is 0 for plain decoding."""
+    """What decides a run's tokens, within one model and data set. K is 0 for plain decoding; a draft is `shared`, or
+    has non-expert weights and KV of its `own`."""
 
     sampling: str
     prompt_tokens: int
     k: int
     input: int
+    draft: str = SHARED
 
 
 @dataclass(frozen=True)
@@ -264,7 +284,10 @@ class LivePlan:
         return [
             _run(
                 base,
-                {"system": self.drafting if live.k else self.plain, "sampling": self.samplings[live.sampling]},
+                {
+                    "system": self.drafting | {"draft": live.draft} if live.k else self.plain,
+                    "sampling": self.samplings[live.sampling],
+                },
                 k=live.k or 1,
                 prompt_tokens=live.prompt_tokens,
                 input=live.input,
@@ -273,14 +296,19 @@ class LivePlan:
         ]
 
 
-def _base(scale: Scale, model: str, dataset: str, results: str) -> Values:
+def _base(scale: Scale, model: str, dataset: str, results: str, kv_capacity: int = 256) -> Values:
     base = compose([f"model={model}", f"dataset={dataset}"])
+    base.kv_capacity = kv_capacity
     base.max_new_tokens, base.warmup_tokens, base.results = scale.max_new_tokens, scale.warmup_tokens, results
     return to_dict(base)
 
 
-def _ks(scale: Scale, experiment: Experiment) -> list[int]:
-    return sorted({min(k, scale.max_k) for k in experiment.ks})
+def _depths(scale: Scale, experiment: Experiment, system: Values) -> list[int]:
+    """The K that a system runs at. Plain decoding, and a system with a K of its own, run once."""
+    if not system["speculative"]:
+        return [1]
+    ks = experiment.depths.get(system["name"], experiment.ks) if system["draft_len"] is None else [system["draft_len"]]
+    return sorted({min(k, scale.max_k) for k in ks})
 
 
 def _inputs(scale: Scale, experiment: Experiment) -> list[int]:
@@ -295,13 +323,14 @@ def datasets(scale: str, experiment: str) -> list[str]:
 def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
     """The runs of one experiment on one model and data set, at a scale."""
     size, what = load_scale(scale), load_experiment(experiment)
+    systems = [_group("system", name) for name in what.systems]
     return Matrix(
-        base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}"),
-        systems=[_group("system", name) for name in what.systems],
-        budgets=[_budget(name) for name in what.budgets],
+        base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}", what.kv_capacity),
+        systems=systems,
+        budgets=[_budget(name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         samplings=[_group("sampling", name) for name in what.samplings],
         hardware=[_group("hardware", name) for name in what.hardware],
-        ks=_ks(size, what),
+        depths={system["name"]: _depths(size, what, system) for system in systems},
         prompt_tokens=what.prompt_tokens,
         inputs=_inputs(size, what),
     )
@@ -313,9 +342,19 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
     Systems, budgets and machines do not show: they change no token, and so make no recording stale.
     """
     size, what = load_scale(scale), load_experiment(experiment)
-    lives = itertools.product(sorted(what.samplings), what.prompt_tokens, [0, *_ks(size, what)], _inputs(size, what))
+    kinds = {(0, SHARED)}  # K and draft
+    for system in (_group("system", name) for name in what.systems):
+        if system["speculative"]:
+            kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, system)}
+    lives = [
+        Live(sampling, prompt_tokens, k, index, draft)
+        for sampling in sorted(what.samplings)
+        for prompt_tokens in what.prompt_tokens
+        for k, draft in sorted(kinds)
+        for index in _inputs(size, what)
+    ]
     return LivePlan(
-        base=_base(size, model, dataset, f"results/{scale}/recordings/{model}"),
+        base=_base(size, model, dataset, f"results/{scale}/recordings/{model}", what.kv_capacity),
         drafting=_group("system", "specter") | RECORDER,
         plain=_group("system", "resident"),
         samplings={name: _group("sampling", name) for name in sorted(what.samplings)},
@@ -325,7 +364,13 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
 
 def live_of(config: RunConfig) -> Live:
     """The live run that this run replays."""
-    return Live(config.sampling.kind, config.prompt_tokens, config.k if config.system.speculative else 0, config.input)
+    draft = _recorded_draft(config.system.draft) if config.depth else SHARED
+    return Live(config.sampling.kind, config.prompt_tokens, config.depth, config.input, draft)
+
+
+def _recorded_draft(draft: str) -> str:
+    """An own draft with INT4 weights drafts with the 16-bit values (see baselines/specmoeoff.py)."""
+    return SHARED if draft == SHARED else OWN
 
 
 @dataclass(frozen=True)
@@ -345,6 +390,57 @@ def probe_plan(scale: str, model: str) -> ProbePlan:
     return ProbePlan(base, size.num_probe_texts, {one["kind"]: one["temperature"] for one in samplings})
 
 
-def digest(plan: Matrix | LivePlan | ProbePlan | Probe | Scale) -> str:
+@dataclass(frozen=True)
+class DecompositionPlan:
+    """Which pairs of a rival and a system of ours one job explains."""
+
+    base: Values
+    rivals: dict[str, Values]
+    heroes: dict[str, Values]
+    budgets: list[Values]
+    hardware: list[Values]  # the first for every rival under the first policy, all of them for the papers' own
+    inputs: list[int]
+    k: int
+
+    def pairs(self) -> list[tuple[RunConfig, RunConfig]]:
+        base = from_values(self.base)
+        found = []
+        for name, rival in self.rivals.items():
+            everywhere = name == "specmoeoff"  # what the paper compares with, hence under every policy and link
+            hardware = self.hardware if everywhere else self.hardware[:1]
+            budgets = [one for one in self.budgets if everywhere or one["policy"] == self.budgets[0]["policy"]]
+            for machine, budget, index in itertools.product(hardware, budgets, self.inputs):
+                shared = {"budget": budget, "hardware": machine}
+                found += [
+                    (
+                        _run(base, shared | {"system": rival}, input=index, k=self.k),
+                        _run(base, shared | {"system": hero}, input=index, k=self.k),
+                    )
+                    for hero in self.heroes.values()
+                ]
+        return found
+
+
+def decomposition_plan(scale: str, model: str, dataset: str) -> DecompositionPlan:
+    """What is explained on one model and data set: from the recordings of the experiment `rivals`."""
+    size, what = load_scale(scale), load_experiment("rivals")
+    base = _base(size, model, dataset, f"results/{scale}/decomposition") | {
+        "sampling": _group("sampling", what.samplings[0]),
+        "prompt_tokens": what.prompt_tokens[0],
+    }
+    systems = {name: _group("system", name) for name in what.systems}
+    heroes = {name: values for name, values in systems.items() if name.startswith("specter")}
+    return DecompositionPlan(
+        base=base,
+        rivals={name: values for name, values in systems.items() if name not in heroes},
+        heroes=heroes,
+        budgets=[_group("budget", name) | {"policy": policy} for policy in what.policies for name in what.budgets],
+        hardware=[_group("hardware", name) for name in (*what.hardware, "a100_12gbps")],
+        inputs=_inputs(size, what)[:1],
+        k=min(what.ks[0], size.max_k),
+    )
+
+
+def digest(plan: Matrix | LivePlan | ProbePlan | Probe | DecompositionPlan | Scale) -> str:
     """A short name of everything that a job is told; the rule's `params`, so that a change re-runs the job."""
     return hashlib.sha256(yaml.safe_dump(dataclasses.asdict(plan), sort_keys=False).encode()).hexdigest()[:16]

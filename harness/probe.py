@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from harness.jobs import progress_bar, run_job, steps
 from harness.plan import Live, ProbePlan, probe_plan
 from harness.recordings import Entry, read_manifest
-from specter.config import RunConfig, from_values
+from specter.config import SHARED, RunConfig, from_values
 from specter.live import LiveModel
 from specter.metrics import distinct_4grams
 from specter.probes.routing import (
@@ -64,7 +64,7 @@ def scalar(quantity: str, value: float, num: int) -> Row:
 
 def generated_rows(entries: Mapping[Live, Entry], sampling: str, num_experts: int) -> Iterator[Row]:
     """Rows of one data set and sampling."""
-    mine = {live: entry for live, entry in entries.items() if live.sampling == sampling}
+    mine = {live: one for live, one in entries.items() if live.sampling == sampling and live.draft == SHARED}
     recorded = Counter(live.k for live in mine if live.k)
     k = max(recorded, key=lambda depth: (recorded[depth], depth))
     drafted = [Recording.load(Path(entry.recording)) for live, entry in mine.items() if live.k == k]

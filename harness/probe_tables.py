@@ -18,9 +18,9 @@ from harness.frames import (
     in_order,
     probe_line,
     provenance,
+    stated,
     titled,
 )
-from harness.frames import stated as stated_of
 from specter.probes.routing import expected_run, largest_useful_depth
 
 MODES = ("greedy", "seeded", "teacher-forced")
@@ -65,7 +65,7 @@ def fidelity(frames: Frames) -> Table:
         )
     what = "Expert match: share of the target's top-k experts that the draft chooses too, same position and prefix."
     notes = [f"{what} {STANDINS_ONLY} {probe_line(probe)}."]
-    return Table("Routing fidelity of the draft", pd.DataFrame(rows), 2, notes, stated_of(probe))
+    return Table("Routing fidelity of the draft", pd.DataFrame(rows), 2, notes, stated(probe))
 
 
 def methods(frames: Frames) -> Table:
@@ -102,7 +102,7 @@ def methods(frames: Frames) -> Table:
         f"importance matrix. {STANDINS_ONLY}"
     )
     title = "Routing fidelity by method and precision"
-    return Table(title, pd.DataFrame(rows), 2, [what, f"{fidelity_line(frame)}."], stated_of(frame))
+    return Table(title, pd.DataFrame(rows), 2, [what, f"{fidelity_line(frame)}."], stated(frame))
 
 
 def union(frames: Frames) -> Table:
@@ -124,7 +124,7 @@ def union(frames: Frames) -> Table:
         "Distinct experts per MoE layer that the target needs for K consecutive tokens, mean over windows and layers; "
         f"×: over those of one token. {probe_line(probe)}."
     )
-    return Table("Expert union", pd.concat(blocks, ignore_index=True), 2, [what], stated_of(probe))
+    return Table("Expert union", pd.concat(blocks, ignore_index=True), 2, [what], stated(probe))
 
 
 def run_lengths(probe: pd.DataFrame) -> pd.Series:
@@ -175,12 +175,20 @@ def runs(frames: Frames) -> Table:
         f"next power of two from E[A] on. {STANDINS_ONLY} {probe_line(probe)}."
     )
     table = pd.DataFrame(rows).fillna({name: "–" for name in ("K_max", "median run", "9 of 10 runs up to", "runs")})
-    return Table("Accepted runs and the depth they imply", table, 2, [what], stated_of(probe))
+    return Table("Accepted runs and the depth they imply", table, 2, [what], stated(probe))
 
 
-def depth(frames: Frames) -> Table:
-    """The depth profile's outcome: the best K of each model, budget and sampling."""
-    frame = frames["k_sweep"]
+def depth_profile(frames: Frames) -> Table:
+    """The best K of each model, budget and sampling, of the sweep that every scale runs."""
+    return _best_depths(frames["k_sweep"])
+
+
+def depth_profile_published(frames: Frames) -> Table:
+    """The same by the paper's protocol."""
+    return _best_depths(frames["depth_profile"])
+
+
+def _best_depths(frame: pd.DataFrame) -> Table:
     mine = frame[frame["speculative"] & (frame["system"] == "specter")]
     keys = ["charged_as", "budget", "sampling"]
     means = mine.groupby([*keys, "k", "dataset"])["tpot_ms"].mean().groupby([*keys, "k"]).mean()
@@ -205,9 +213,9 @@ def depth(frames: Frames) -> Table:
         )
     ks = ", ".join(str(k) for k in sorted(mine["k"].unique()))
     notes = [f"Specter, macro average over data sets; tried: K = {ks}.", f"{provenance(frame)}.", *caveats(frame)]
-    return Table("Depth profile: the optimum per model and budget", pd.DataFrame(rows), 3, notes, stated_of(frame))
+    return Table("Depth profile: the optimum per model and budget", pd.DataFrame(rows), 3, notes, stated(frame))
 
 
 BUILD: dict[str, Callable[[Frames], Table]] = {
-    build.__name__: build for build in (fidelity, methods, union, runs, depth)
+    build.__name__: build for build in (fidelity, methods, union, runs, depth_profile, depth_profile_published)
 }

@@ -43,7 +43,8 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
                 "dataset": text.config.dataset.name,
                 "input": str(text.config.input),
                 "sampling": text.config.sampling.kind,
-                "k": str(text.config.k if text.config.system.speculative else 0),
+                "k": str(text.config.depth),
+                "draft": text.config.system.draft,
                 "origin": store.origin,
             }
             # Under a name of its own first: a job whose Snakemake was killed may still be recording the same text.

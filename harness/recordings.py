@@ -70,7 +70,8 @@ class RecordingStore:
         key = {
             "prompt": text.prompt,
             "sampling": dataclasses.asdict(config.sampling),
-            "k": config.k if config.system.speculative else 0,
+            "k": config.depth,
+            "draft": config.system.draft,
             "max_new_tokens": config.max_new_tokens,
             "tile_rows": config.tile_rows,
             "kv_capacity": config.kv_capacity,

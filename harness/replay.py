@@ -10,8 +10,9 @@ from harness.plan import Live, live_of, matrix
 from harness.recordings import load_entry, read_manifest
 from specter.config import RunConfig
 from specter.errors import SpecterError
+from specter.memory import DoesNotFit
 from specter.recording import Recording
-from specter.run import run_id, write_run
+from specter.run import run_id, write_misfit, write_run
 from specter.session import replay_input
 
 
@@ -40,9 +41,14 @@ def main() -> None:
             plain = Live(live.sampling, live.prompt_tokens, 0, live.input)
             for key in {live, plain} - set(loaded):
                 loaded[key] = load_entry(entries[key])
-            result = replay_input(config, *loaded[live])
+            directory = arguments.out / run_id(config)
+            try:
+                result = replay_input(config, *loaded[live])
+            except DoesNotFit:
+                write_misfit(directory, config, notes)
+                continue
             result.metrics["agrees_with_plain"] = result.generation.tokens == loaded[plain][0].tokens
-            write_run(arguments.out / run_id(config), config, result, notes)
+            write_run(directory, config, result, notes)
     print(f"{len(configs)} runs")
 
 

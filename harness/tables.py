@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import probe_tables
+from harness import probe_tables, rival_tables
 from harness.frames import (
     DATASETS,
     HARDWARE,
@@ -19,11 +19,13 @@ from harness.frames import (
     Frames,
     Table,
     caveats,
+    half_width,
     in_order,
     provenance,
     read,
     spread_budgets,
     stated,
+    tiers,
     titled,
     with_macro,
 )
@@ -32,8 +34,8 @@ from harness.jobs import run_job, write_whole
 
 def _cells(frame: pd.DataFrame) -> list[tuple[str, str]]:
     """(budget, sampling) pairs, largest budget first."""
-    used = frame[frame["uses_budget"]].sort_values("experts_per_layer", ascending=False)
-    return [(budget, sampling) for budget in used["budget"].unique() for sampling in sorted(used["sampling"].unique())]
+    samplings, budgets = tiers(frame)
+    return [(budget, sampling) for budget in budgets for sampling in samplings]
 
 
 def main_table(frames: Frames) -> Table:
@@ -44,7 +46,7 @@ def main_table(frames: Frames) -> Table:
         part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
         block = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()[systems]
         block.columns = [f"{titled(SYSTEMS, name).partition(' (')[0]} (ms)" for name in systems]
-        for baseline in [name for name in ("lru", "lru_same_bytes", "on_demand") if name in systems]:
+        for baseline in [name for name in ("lru", "mixtral_offloading", "on_demand") if name in systems]:
             times = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()
             block[f"× {titled(SYSTEMS, baseline)}"] = times[baseline] / times["specter"]
         mine = part[part["system"] == "specter"].groupby("dataset").mean(numeric_only=True)
@@ -74,7 +76,8 @@ def systems(frames: Frames) -> Table:
     for budget, sampling in _cells(frame):
         part = frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)]
         for system in in_order(part["system"].unique().tolist(), SYSTEMS):
-            mean = part[part["system"] == system].groupby("dataset").mean(numeric_only=True).mean()
+            mine = part[part["system"] == system]
+            mean = mine.groupby("dataset").mean(numeric_only=True).mean()
             needed = mean["num_hits"] + mean["num_late_hits"] + mean["num_misses"]
             rows.append(
                 {
@@ -82,6 +85,7 @@ def systems(frames: Frames) -> Table:
                     "sampling": sampling,
                     "system": titled(SYSTEMS, system).partition(" (")[0],
                     "TPOT (ms)": mean["tpot_ms"],
+                    "± 95 % (ms)": half_width(mine, "tpot_ms"),
                     "after 1st round (ms)": mean["tpot_after_first_round_ms"],
                     "TTFT (ms)": mean["ttft_ms"],
                     "end to end (ms)": mean["end_to_end_ms"],
@@ -97,7 +101,8 @@ def systems(frames: Frames) -> Table:
                 }
             )
     notes = [
-        "Macro average over data sets. Hits, late hits, misses: experts present, on their way, or absent when needed. "
+        "Macro average over data sets; ±: half of its 95 % confidence interval over inputs within data sets. "
+        "Hits, late hits, misses: experts present, on their way, or absent when needed. "
         "Stall: compute waiting for copies, per run. Device: all device bytes of the model charged, draft included.",
         f"{provenance(frame)}.",
         *caveats(frame),
@@ -107,12 +112,13 @@ def systems(frames: Frames) -> Table:
 
 def k_sweep(frames: Frames) -> Table:
     frame = frames["k_sweep"]
-    mine = frame[frame["speculative"]]
-    means = mine.groupby(["budget", "sampling", "k", "dataset"]).mean(numeric_only=True)
-    means = means.groupby(["budget", "sampling", "k"]).mean().reset_index()
+    mine = frame[frame["speculative"] & frame["fits_budget"]]
+    means = mine.groupby(["system", "budget", "sampling", "k", "dataset"]).mean(numeric_only=True)
+    means = means.groupby(["system", "budget", "sampling", "k"]).mean().reset_index()
     rivals = frame[frame["system"] == "lru"].groupby(["budget", "sampling"])["tpot_ms"].mean()
     table = pd.DataFrame(
         {
+            "system": [titled(SYSTEMS, name) for name in means["system"]],
             "budget": means["budget"],
             "sampling": means["sampling"],
             "K": means["k"].astype(str),
@@ -126,8 +132,12 @@ def k_sweep(frames: Frames) -> Table:
             "GB per token": means["bytes_per_token"] / 1e9,
         }
     )
-    notes = ["Specter, macro average over data sets.", f"{provenance(frame)}.", *caveats(frame)]
-    return Table("Depth of speculation", table, 3, notes, stated(frame))
+    notes = [
+        "Macro average over data sets; × LRU: LRU's TPOT over the row's.",
+        f"{provenance(frame)}.",
+        *caveats(frame),
+    ]
+    return Table("Depth of speculation", table, 4, notes, stated(frame))
 
 
 def _sweep(frame: pd.DataFrame, key: str, order: Sequence[str], names: dict[str, str], title: str) -> Table:
@@ -152,7 +162,7 @@ def _sweep(frame: pd.DataFrame, key: str, order: Sequence[str], names: dict[str,
 
 def budget_sweep(frames: Frames) -> Table:
     frame = spread_budgets(frames["budget_sweep"])
-    per_layer = frame[frame["uses_budget"]].groupby("budget")["experts_per_layer"].min()
+    per_layer = frame[frame["system"] == "specter"].groupby("budget")["experts_per_layer"].first()
     frame["experts per layer"] = frame["budget"].map(per_layer)
     table = _sweep(frame, "experts per layer", [], {}, "Cache budget")
     formatted = [f"{float(value):.3g}" for value in table.frame["experts per layer"]]
@@ -171,6 +181,7 @@ BUILD: dict[str, Callable[[Frames], Table]] = {
     "k_sweep": k_sweep,
     "budget_sweep": budget_sweep,
     "hardware": hardware,
+    **rival_tables.BUILD,
 }
 
 

@@ -3,6 +3,16 @@ DEVICE_FIGURES = ("rounds", "ablation", "trace")
 EXPERIMENTS = [path.stem for path in sorted((plan.CONF / "experiment").glob("*.yaml"))]
 
 
+NUM_DECOMPOSED = 2  # data sets of the experiment `rivals` whose speed-ups are explained
+REPLAY_CODE = (
+    "specter/*.py",
+    "specter/experts/*.py",
+    "specter/timeline/*.py",
+    "specter/speculation/*.py",
+    "baselines/*.py",
+)
+
+
 def code(*patterns):
     """Source files that a stage depends on: a change in one of them re-runs it."""
     return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
@@ -56,7 +66,8 @@ def tidied(scale, names):
 
 def shown(catalogue, scale):
     """The figures or tables that this scale's experiments can fill."""
-    available = {"probe", "fidelity", *plan.load_scale(scale).experiments}
+    run = plan.load_scale(scale).experiments
+    available = {*run, *(name for name, source in plan.DERIVED.items() if source in run)}
     return [name for name, experiments in catalogue.items() if available.issuperset(experiments)]
 
 

@@ -4,9 +4,8 @@
 rule figure:
     input:
         code(
-            "harness/figures.py",
-            "harness/probe_figures.py",
-            "harness/probe_tables.py",
+            "harness/*figures.py",
+            "harness/*tables.py",
             "harness/drawing.py",
             "harness/frames.py",
             "harness/published.py",
@@ -34,7 +33,7 @@ rule figure:
 
 rule table:
     input:
-        code("harness/tables.py", "harness/probe_tables.py", "harness/frames.py", "harness/published.py"),
+        code("harness/*tables.py", "harness/frames.py", "baselines/specmoeoff.py", "harness/published.py"),
         tidy=lambda wildcards: tidied(wildcards.scale, plan.TABLES[wildcards.table]),
     output:
         tex="paper_tables/{scale}/{table}.tex",

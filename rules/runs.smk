@@ -30,14 +30,7 @@ rule record:
 rule replay:
     # Every system, budget, K and machine of one experiment, through the engine itself.
     input:
-        code(
-            "specter/*.py",
-            "specter/experts/*.py",
-            "specter/timeline/*.py",
-            "specter/speculation/*.py",
-            "baselines/*.py",
-            "harness/replay.py",
-        ),
+        code("harness/replay.py", *REPLAY_CODE),
         manifest=rules.record.output,
     output:
         directory("results/{scale}/{experiment}/{model}/{dataset}"),
@@ -91,6 +84,43 @@ rule tidy:
         "python -m harness.tidy {input.replays} --out {output} > {log}"
 
 
+rule decompose:
+    # Where the speed-up over each rival comes from: more replays of the experiment `rivals`.
+    input:
+        code("harness/decompose.py", *REPLAY_CODE),
+        manifest="results/{scale}/manifests/rivals/{model}/{dataset}.json",
+    output:
+        "results/{scale}/decomposition/{model}/{dataset}.parquet",
+    params:
+        plan=lambda wildcards: plan.digest(plan.decomposition_plan(**wildcards)),
+    log:
+        "results/{scale}/logs/decompose-{model}-{dataset}.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.decompose {input.manifest} --scale {wildcards.scale} --model {wildcards.model} "
+        "--dataset {wildcards.dataset} --out {output} > {log}"
+
+
+rule offload:
+    # The real transformers library with its offload: wall time of this machine, in a table of its own.
+    input:
+        checkpoint,
+        rules.preflight.output,
+        tokenizer,
+        code(*plan.LIVE_CODE, "baselines/transformers_offload.py", "harness/offload.py"),
+    output:
+        "results/{scale}/transformers_offload/{model}.parquet",
+    log:
+        "results/{scale}/logs/offload-{model}.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "python -m harness.offload --model {wildcards.model} --out {output} > {log}"
+
+
 use rule tidy as tidy_probe with:
     input:
         code("harness/tidy.py"),
@@ -105,3 +135,34 @@ use rule tidy as tidy_probe with:
     wildcard_constraints:
         scale="|".join(SCALES),
         probe="probe|fidelity",
+
+
+use rule tidy as tidy_decomposition with:
+    input:
+        code("harness/tidy.py"),
+        replays=lambda wildcards: [
+            f"results/{wildcards.scale}/decomposition/{model}/{dataset}.parquet"
+            for model in plan.load_scale(wildcards.scale).models
+            for dataset in plan.datasets(wildcards.scale, "rivals")[:NUM_DECOMPOSED]
+        ],
+    output:
+        "results/{scale}/tidy/decomposition.parquet",
+    log:
+        "results/{scale}/logs/tidy-decomposition.log",
+    wildcard_constraints:
+        scale="|".join(SCALES),
+
+
+use rule tidy as tidy_offload with:
+    input:
+        code("harness/tidy.py"),
+        replays=lambda wildcards: [
+            f"results/{wildcards.scale}/transformers_offload/{model}.parquet"
+            for model in plan.load_scale(wildcards.scale).models
+        ],
+    output:
+        "results/{scale}/tidy/transformers_offload.parquet",
+    log:
+        "results/{scale}/logs/tidy-offload.log",
+    wildcard_constraints:
+        scale="|".join(SCALES),

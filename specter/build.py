@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from baselines.lru_next_gate import NextGate
+from baselines.mixtral_offloading import OneStream, SwapTransfer
 from baselines.on_demand import DropEviction
-from specter.config import RunConfig
+from baselines.specmoeoff import TwoModels, TwoPlansPlanner
+from specter.config import OWN_INT4, SHARED, RunConfig
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
 from specter.experts.eviction import Eviction, LruEviction, layer_quotas
-from specter.experts.planner import DeadlinePlanner, Planner, ThreePhasePlanner
+from specter.experts.planner import DeadlinePlanner, Foresight, Planner, ThreePhasePlanner
 from specter.experts.residency import Residency
 from specter.experts.retention import RetainEviction
 from specter.experts.transfer import Mover, Transfer, move_nothing
-from specter.metrics import device_bytes
+from specter.memory import num_slots
 from specter.model.base import Model
+from specter.model.decoder import Decoder
 from specter.model.spec import FULL_SIZE, ExpertId, read_spec
 from specter.speculation.accept import Sampler
 from specter.timeline.base import Timeline
-from specter.timeline.costs import CostModel
+from specter.timeline.costs import INT4_BITS, CostModel
 from specter.timeline.virtual import VirtualTimeline
 
 # From slots per MoE layer, experts per layer, and staging slots.
@@ -33,10 +37,14 @@ EVICTIONS: dict[str, Callable[[Sequence[int], int, int], Eviction]] = {
 PLANNERS: dict[str, Callable[[Sequence[int], int], Planner | None]] = {
     "three_phase": ThreePhasePlanner,
     "deadline": lambda residents_per_layer, payload_bytes: DeadlinePlanner(),
+    "two_plans": TwoPlansPlanner,
     "none": lambda residents_per_layer, payload_bytes: None,
 }
-
-MIN_SLOTS = 2  # one slot computes while the other is being filled
+FORESIGHTS: dict[str, Callable[[], Foresight | None]] = {
+    "next_gate": NextGate,
+    "next_gate_2": lambda: NextGate(num_guesses=2),
+    "none": lambda: None,
+}
 
 
 def build_costs(config: RunConfig) -> CostModel:
@@ -45,40 +53,13 @@ def build_costs(config: RunConfig) -> CostModel:
     spec = read_spec(Path(config.model.checkpoint)) if name == "itself" else FULL_SIZE.get(name)
     if spec is None:
         raise SpecterError(f"model.charged_as={name!r} is unknown", f"use one of: {', '.join(FULL_SIZE)}, itself")
-    return CostModel(spec, config.tile_rows, config.kv_capacity)
+    draft_bits = INT4_BITS if config.system.draft == OWN_INT4 else None
+    return CostModel(spec, config.tile_rows, config.kv_capacity, draft_shared_bits=draft_bits)
 
 
-def num_slots(config: RunConfig, costs: CostModel) -> int:
-    """Slots that the budget buys, at most one per expert.
-
-    Raises:
-        SpecterError: an unknown tier, or a budget below two slots.
-    """
-    num_experts = costs.spec.num_moe_layers * costs.spec.num_experts
-    if config.system.eviction == "resident":
-        return num_experts
-    budget, residents = config.budget, config.model.residents
-    if budget.num_bytes is not None:
-        slots = budget.num_bytes // costs.payload_bytes
-    elif budget.experts_per_layer is not None:
-        slots = round(budget.experts_per_layer * costs.spec.num_moe_layers)
-    elif budget.tier == "smallest":
-        slots = MIN_SLOTS
-    elif budget.tier in residents:
-        slots = round(residents[budget.tier] * costs.spec.num_moe_layers)
-    else:
-        raise SpecterError(
-            f"budget tier {budget.tier!r} is unknown for {config.model.name}",
-            f"use one of {', '.join([*residents, 'smallest'])}, budget.experts_per_layer=... or budget.num_bytes=...",
-        )
-    if slots < MIN_SLOTS:
-        raise SpecterError(
-            f"the budget holds {slots} experts of {costs.payload_bytes} bytes, fewer than {MIN_SLOTS} slots",
-            f"give at least budget.num_bytes={MIN_SLOTS * costs.payload_bytes}",
-        )
-    if config.system.takes_draft_bytes:
-        slots += device_bytes(costs, 0, is_speculative=True)["draft_bytes"] // costs.payload_bytes
-    return min(slots, num_experts)
+def build_model(config: RunConfig, decoder: Decoder) -> Model:
+    """The live model of a system: the decoder, which is target and draft, or the decoder and a draft apart from it."""
+    return decoder if config.system.draft == SHARED else TwoModels(decoder, decoder.twin())
 
 
 def build_engine(
@@ -113,12 +94,17 @@ def build_engine(
     if timeline is None:
         timeline = VirtualTimeline(config.hardware, config.trace)
     transfer = Transfer(timeline, costs.payload_bytes, mover)
+    if config.system.transfer == "swap":
+        stream = OneStream(timeline)
+        transfer, timeline = SwapTransfer(stream, timeline, costs.payload_bytes, mover), stream
     eviction = EVICTIONS[config.system.eviction](quotas, spec.num_experts, config.system.num_staging)
     cache = ExpertCache(Residency(slots), eviction, transfer, timeline)
     if config.system.eviction == "resident":
         cache.place([ExpertId(m, e) for m in range(spec.num_moe_layers) for e in range(spec.num_experts)])
     planner = PLANNERS[config.system.planner](quotas, costs.payload_bytes)
-    return Engine(model, sampler, cache, timeline, costs, planner, config.k if config.system.speculative else 0)
+    foresight = FORESIGHTS[config.system.foresight]()
+    owns_draft = config.system.draft != SHARED
+    return Engine(model, sampler, cache, timeline, costs, planner, config.depth, foresight, owns_draft)
 
 
 def check_paths(config: RunConfig) -> None:

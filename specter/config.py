@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import yaml
@@ -16,6 +16,7 @@ from specter.errors import SpecterError
 from specter.timeline.hardware import Hardware
 
 MAX_VERIFY_TILES = 3  # a verification pass is at most this many tiles
+SHARED, OWN, OWN_INT4 = "shared", "own", "own_int4"  # see SystemConfig.draft
 
 
 @dataclass
@@ -26,27 +27,33 @@ class ModelConfig:
     quantized: str  # AutoGPTQ-v1 directory of the routed experts: the draft
     charged_as: str  # full-size model whose bytes and flops the virtual clock charges
     tokenizer: str
-    residents: dict[str, float]  # experts per MoE layer held on the GPU, by budget tier
+    residents: dict[str, float]  # experts per MoE layer that Specter holds on the GPU, by budget tier
     published_k: int = 16  # the paper's best depth
+    published: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems: by system, then tier
 
 
 @dataclass
 class SystemConfig:
     name: str
     speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
-    planner: str  # "three_phase", "deadline" or "none"
+    planner: str  # what to load while drafting: "three_phase", "deadline", "two_plans" or "none"
     eviction: str  # "lru", "retain", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
-    takes_draft_bytes: bool = False  # has slots, too, for the bytes of the INT4 draft that it does not hold
+    foresight: str = "none"  # what to load for the layer after this one: "next_gate", "next_gate_2" or "none"
+    transfer: str = "copy_stream"  # or "swap": two ways, on the compute stream
+    draft: str = SHARED  # non-expert weights and KV of the draft: the target's, its own, or its own with INT4 weights
+    draft_len: int | None = None  # a depth of its own, whatever the run's k
+    num_buffers: int = 0  # spare device buffers of one expert each
     num_staging: int = 0  # of eviction "retain": slots for experts loaded ahead, of the budget
 
 
 @dataclass
 class BudgetConfig:
-    """Device memory for 16-bit experts. Give one of the two numbers, or leave both to the tier."""
+    """Device memory for 16-bit experts, as Specter has it. Give one of the two numbers, or leave both to the tier."""
 
     tier: str
     experts_per_layer: float | None = None  # in BF16 experts of the full-size model, per MoE layer
     num_bytes: int | None = None
+    policy: str = "same_bytes"  # what another system gets for it: "same_bytes", "same_experts" or "published"
 
 
 @dataclass
@@ -91,11 +98,22 @@ class RunConfig:
     trace: bool = False  # also write a Chrome trace of the lanes
     results: str = "results/adhoc"
 
+    @property
+    def depth(self) -> int:
+        """Draft tokens per round; 0 decodes plainly."""
+        if not self.system.speculative:
+            return 0
+        return self.k if self.system.draft_len is None else self.system.draft_len
+
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "model.checkpoint_kind": ("standin", "hub"),
-    "system.planner": ("three_phase", "deadline", "none"),
+    "system.planner": ("three_phase", "deadline", "two_plans", "none"),
     "system.eviction": ("lru", "retain", "drop", "resident"),
+    "system.foresight": ("next_gate", "next_gate_2", "none"),
+    "system.transfer": ("copy_stream", "swap"),
+    "system.draft": (SHARED, OWN, OWN_INT4),
+    "budget.policy": ("same_bytes", "same_experts", "published"),
     "dataset.source": ("shipped", "hub"),
     "clock": ("virtual", "device"),
     "sampling.kind": ("greedy", "seeded", "rejection"),
@@ -109,9 +127,9 @@ def validate(config: RunConfig) -> RunConfig:
         if value not in choices:
             raise SpecterError(f"{path}={value!r} is unknown", f"use one of: {', '.join(choices)}")
     max_k = MAX_VERIFY_TILES * config.tile_rows - 1
-    if config.system.speculative and not 1 <= config.k <= max_k:
+    if config.system.speculative and not 1 <= config.depth <= max_k:
         raise SpecterError(
-            f"k={config.k} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
+            f"k={config.depth} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
             f"{config.tile_rows} rows)",
             f"choose k between 1 and {max_k}, or system=lru for decoding without a draft",
         )
@@ -127,10 +145,10 @@ def validate(config: RunConfig) -> RunConfig:
     num_cores = os.cpu_count() or 1
     if config.threads > num_cores:
         raise SpecterError(f"threads={config.threads} on {num_cores} cores", f"use threads <= {num_cores}")
-    if config.system.takes_draft_bytes and config.system.speculative:
-        raise SpecterError(
-            "system.takes_draft_bytes is set for a system that holds the draft", "set system.speculative=false"
-        )
+    if config.system.draft != SHARED and not config.system.speculative:
+        raise SpecterError(f"system.draft={config.system.draft} without a draft", "set system.speculative=true")
+    if config.system.num_buffers < 0:
+        raise SpecterError(f"system.num_buffers={config.system.num_buffers} is too small", "use num_buffers >= 0")
     if not all(math.isfinite(number) for number in (config.budget.experts_per_layer or 0, config.sampling.temperature)):
         raise SpecterError(
             f"budget.experts_per_layer={config.budget.experts_per_layer}, "

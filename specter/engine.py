@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 
 from specter.errors import SpecterError
 from specter.experts.cache import CacheCounters, ExpertCache
 from specter.experts.lookahead import LookaheadBuffer
-from specter.experts.planner import Planner
-from specter.model.base import Model, Output
+from specter.experts.planner import Foresight, Planner
+from specter.model.base import ForeseeingPass, Model, Output
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Proposal, Sampler, Verdict
 from specter.timeline.base import Event, LaneTotals, Timeline
@@ -64,6 +65,8 @@ class Engine:
     Args:
         draft_len: K; 0 decodes plainly, one token a round.
         planner: chooses prefetches while drafting; None prefetches nothing.
+        foresight: chooses prefetches for the layer after the one that runs; None prefetches nothing.
+        owns_draft: the draft has a KV of its own, and is charged for what it must catch up with.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Engine:
         costs: CostModel,
         planner: Planner | None,
         draft_len: int,
+        foresight: Foresight | None = None,
+        owns_draft: bool = False,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -83,6 +88,9 @@ class Engine:
         self.costs = costs
         self.planner = planner
         self.draft_len = draft_len
+        self.foresight = foresight
+        self.owns_draft = owns_draft
+        self._draft_seen = 0  # positions in an own draft's KV
         self.lookahead = LookaheadBuffer(model.num_layers - model.num_dense_layers, model.num_experts)
         self.generation: Generation | None = None  # the current or last one: its rounds survive an interruption
         self._is_interrupted = False
@@ -106,6 +114,7 @@ class Engine:
             self.cache.clear()
         self._is_interrupted = True  # until this generation is complete
         self.model.reset()
+        self._draft_seen = 0
         self.generation = generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         begin = self._window()
         self.cache.begin_round()
@@ -140,6 +149,7 @@ class Engine:
 
         context.tokens.extend(verdict.tokens)
         self.model.crop(context.last_position)
+        self._draft_seen = min(self._draft_seen, context.last_position)
         return self._record(index, begin, draft_end_ns, len(proposals), verdict)
 
     def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
@@ -149,9 +159,12 @@ class Engine:
             return [], []
         timeline, planner = self.timeline, self.planner
         self.model.begin_draft(context.last_token, context.last_position, self.sampler.propose)
-        work = self.costs.draft_step()
+        num_rows = [1] * draft_len
+        if self.owns_draft:  # its first step also reads what it has missed
+            num_rows[0] += context.last_position - self._draft_seen
+            self._draft_seen = context.last_position + draft_len
         # All steps at once: each starts from its predecessor's choice, so the device need not wait for the host.
-        steps = [timeline.compute(work, self.model.draft_step) for _ in range(draft_len)]
+        steps = [timeline.compute(self.costs.draft_step(rows), self.model.draft_step) for rows in num_rows]
         batches: list[list[Event]] = []
         num_read = 0
         if planner is not None:
@@ -185,12 +198,21 @@ class Engine:
             after = ()
             if routing is None:
                 continue
+            moe_layer = layer - self.model.num_dense_layers
+            predicted = None
+            if self.foresight is not None and layer + 1 < self.model.num_layers:
+                foresee = partial(cast(ForeseeingPass, target).foresee, layer)
+                predicted, done = timeline.compute(costs.foresee(tiles), foresee)
             self._wait(done)  # the router's word decides what to load: it must reach the host
             counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
-            for wave in self.cache.waves(layer - self.model.num_dense_layers, counts, known=done):
+            for wave in self.cache.waves(moe_layer, counts, known=done):
                 run = partial(target.run_experts, layer, wave.experts, wave.indices)
-                _, done = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
-                self.cache.release(wave, done)
+                _, ran = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
+                self.cache.release(wave, ran)
+            if self.foresight is not None and predicted is not None:  # behind what this layer itself was missing
+                num_experts, is_present = self.model.num_experts, self.cache.is_present
+                plan = self.foresight.plan(moe_layer + 1, predicted, num_experts, is_present)
+                self.cache.enqueue(plan, known=done)
             timeline.compute(costs.combine(tiles), partial(target.combine, layer))
         outputs, done = timeline.compute(costs.head(num_outputs), target.outputs)
         self._wait(done)
@@ -233,6 +255,7 @@ class Engine:
             new_len=len(verdict.tokens),
             prefetch_bytes=cache.num_prefetched * self.costs.payload_bytes,
             fetch_bytes=cache.num_misses * self.costs.payload_bytes,
+            writeback_bytes=lanes.copied_bytes - (cache.num_prefetched + cache.num_misses) * self.costs.payload_bytes,
             num_hits=cache.num_hits,
             num_late_hits=cache.num_late_hits,
             num_misses=cache.num_misses,

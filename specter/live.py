@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
-from specter.build import build_costs, num_slots
+from specter.build import build_costs, build_model
 from specter.config import RunConfig, SystemConfig
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.load_plan import LoadPlan
+from specter.memory import num_slots
 from specter.model.checkpoint import Checkpoint
 from specter.model.decoder import Decoder, DecoderWeights
 from specter.model.invariance import invariance_check
@@ -98,7 +99,8 @@ class LiveModel:
         def move(expert: ExpertId, slot: int) -> None:
             arena.write(slot, self.store.payload(expert))
 
-        return run_input(config, self.decoder, build_sampler(config.sampling), prompt, warmup, move, on_commit)
+        model = build_model(config, self.decoder)
+        return run_input(config, model, build_sampler(config.sampling), prompt, warmup, move, on_commit)
 
     def agrees_with_plain(
         self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from specter.config import SystemConfig
 from specter.floors import RoundAccess, floor_ideal, floor_trace
+from specter.memory import fit
 from specter.model.spec import ExpertId
 from specter.recording import Recording
 from specter.records import Generation
@@ -31,23 +33,12 @@ def distinct_4grams(tokens: Sequence[int]) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def device_bytes(costs: CostModel, num_slots: int, is_speculative: bool) -> dict[str, int]:
-    """Device memory of a system by part, of the full-size model."""
-    spec = costs.spec
-    return {
-        "shared_bytes": spec.non_expert_params * costs.weight_bytes,
-        "kv_bytes": spec.num_layers * costs.kv_capacity * spec.kv_width * costs.weight_bytes,
-        "draft_bytes": round(spec.experts_params * costs.int4_bits / 8) if is_speculative else 0,
-        "slot_bytes": num_slots * costs.payload_bytes,
-    }
-
-
 def summarize(
     generation: Generation,
     rounds: Sequence[RoundAccess],
     residents: Sequence[ExpertId],
     num_slots: int,
-    is_speculative: bool,
+    system: SystemConfig,
     costs: CostModel,
     hardware: Hardware,
 ) -> Metrics:
@@ -73,15 +64,10 @@ def summarize(
         "prefill_bytes": generation.prefill_bytes,
         "distinct_4grams": distinct_4grams(generation.tokens),
         "num_slots": num_slots,
+        "fits_budget": True,
         "experts_per_layer": num_slots / costs.spec.num_moe_layers,
     }
-    memory = device_bytes(costs, num_slots, is_speculative)
-    total = sum(memory.values())
-    metrics |= {f"device_{name}": value for name, value in memory.items()}
-    everything = device_bytes(costs, costs.spec.num_moe_layers * costs.spec.num_experts, is_speculative=False)
-    metrics["device_total_bytes"] = total
-    metrics["fits_device"] = total <= hardware.device_memory_bytes
-    metrics["fits_without_offloading"] = sum(everything.values()) <= hardware.device_memory_bytes
+    metrics |= fit(costs, system, num_slots, hardware)
     if not records:
         return metrics
 
@@ -97,7 +83,7 @@ def summarize(
     )
     prefetched = sum(record.num_prefetched for record in records)
     link_busy_ms, need_ms = (sum(getattr(record, name) for record in records) for name in ("link_busy_ms", "need_ms"))
-    num_bytes = sum(record.prefetch_bytes + record.fetch_bytes for record in records)
+    num_bytes = sum(record.prefetch_bytes + record.fetch_bytes + record.writeback_bytes for record in records)
     ideal = floor_ideal(rounds, num_slots, costs, hardware)
     trace = floor_trace(rounds, num_slots, costs, hardware, residents)
     tpot_ms = window_ms / num_decoded

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from specter.errors import SpecterError
-from specter.model.base import Choose, DraftStep, FinishedStep, Model, Output, Proposal, Routing, TargetPass
+from specter.model.base import (
+    Choose,
+    DraftStep,
+    FinishedStep,
+    ForeseeingPass,
+    Model,
+    Output,
+    Proposal,
+    Routing,
+    TargetPass,
+)
 from specter.records import Generation
 
 NO_TOKEN = -1  # the target's token behind a rejected draft: never looked at
@@ -34,6 +44,7 @@ class RecordedPass:
     draft_routing: NDArray[np.int16]  # [draft_len, MoE layers, top_k]
     target_routing: NDArray[np.int16]  # [MoE layers, rows, top_k]
     new_tokens: list[int]  # what the pass committed
+    foreseen: NDArray[np.int16] | None = None  # [MoE layers - 1, rows, top_k], of passes without drafts
 
 
 @dataclass(slots=True)
@@ -60,6 +71,8 @@ class Recording:
             arrays[f"{index}.new_tokens"] = np.array(one.new_tokens, np.int32)
             arrays[f"{index}.draft_routing"] = one.draft_routing
             arrays[f"{index}.target_routing"] = one.target_routing
+            if one.foreseen is not None:
+                arrays[f"{index}.foreseen"] = one.foreseen
         positions = json.dumps([one.position for one in self.passes])
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -81,6 +94,7 @@ class Recording:
                     arrays[f"{index}.draft_routing"],
                     arrays[f"{index}.target_routing"],
                     arrays[f"{index}.new_tokens"].tolist(),
+                    arrays.get(f"{index}.foreseen"),
                 )
                 for index, position in enumerate(positions)
             ]
@@ -118,9 +132,13 @@ class RecordingModel:
         # The engine has waited for the last step, since it knows the tokens. Stacking copies.
         drafts = np.stack([step.routing for step in self._steps]) if self._steps else np.empty(shape, np.int16)
         routing = np.empty((num_moe_layers, len(tokens), self.top_k), np.int16)
+        inner = self._model.target_pass(tokens, position, num_outputs)
+        foreseen = None
+        if not self._steps and hasattr(inner, "foresee"):  # what plain decoding may want to know
+            foreseen = np.empty((num_moe_layers - 1, len(tokens), self.top_k), np.int16)
         self._steps = []
-        self._passes.append(RecordedPass(position, list(tokens), drafts, routing, []))
-        return _RecordingPass(self._model.target_pass(tokens, position, num_outputs), routing, self.num_dense_layers)
+        self._passes.append(RecordedPass(position, list(tokens), drafts, routing, [], foreseen))
+        return _RecordingPass(inner, routing, foreseen, self.num_dense_layers)
 
     def crop(self, length: int) -> None:
         self._model.crop(length)
@@ -134,13 +152,23 @@ class RecordingModel:
 
 
 class _RecordingPass:
-    def __init__(self, inner: TargetPass, routing: NDArray[np.int16], num_dense_layers: int) -> None:
-        self._inner, self._routing, self._num_dense_layers = inner, routing, num_dense_layers
+    def __init__(
+        self,
+        inner: TargetPass,
+        routing: NDArray[np.int16],
+        foreseen: NDArray[np.int16] | None,
+        num_dense_layers: int,
+    ) -> None:
+        self._inner, self._routing, self._foreseen = inner, routing, foreseen
+        self._num_dense_layers = num_dense_layers
         self._layer_routing: Routing | None = None
         self.run_experts, self.outputs = inner.run_experts, inner.outputs
 
     def mix(self, layer: int) -> Routing | None:
         self._layer_routing = self._inner.mix(layer)
+        moe_layer = layer - self._num_dense_layers
+        if self._foreseen is not None and 0 <= moe_layer < len(self._foreseen):
+            self._foreseen[moe_layer] = cast(ForeseeingPass, self._inner).foresee(layer)
         return self._layer_routing
 
     def combine(self, layer: int) -> None:
@@ -148,6 +176,10 @@ class _RecordingPass:
         assert self._layer_routing is not None
         self._routing[layer - self._num_dense_layers] = self._layer_routing
         self._inner.combine(layer)
+
+    def foresee(self, layer: int) -> Routing:
+        assert self._foreseen is not None
+        return self._foreseen[layer - self._num_dense_layers]
 
 
 class ReplayModel:
@@ -194,7 +226,7 @@ class ReplayModel:
         self._next += 1
         self._num_drafted = 0
         outputs = [*one.new_tokens, *[NO_TOKEN] * (num_outputs - len(one.new_tokens))]
-        return _ReplayPass(one.target_routing, outputs, self.num_dense_layers)
+        return _ReplayPass(one.target_routing, one.foreseen, outputs, self.num_dense_layers)
 
     def crop(self, length: int) -> None:
         pass
@@ -211,11 +243,19 @@ class ReplayModel:
 @dataclass(frozen=True, slots=True)
 class _ReplayPass:
     routing: NDArray[np.int16]
+    foreseen: NDArray[np.int16] | None
     tokens: list[int]
     num_dense_layers: int
 
     def mix(self, layer: int) -> Routing | None:
         return None if layer < self.num_dense_layers else self.routing[layer - self.num_dense_layers]
+
+    def foresee(self, layer: int) -> Routing:
+        if self.foreseen is None:
+            raise SpecterError(
+                "not recorded: what the next router foresees", "record plain decoding of this prompt first"
+            )
+        return self.foreseen[layer - self.num_dense_layers]
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pass

@@ -20,6 +20,7 @@ class RoundRecord:
     new_len: int
     prefetch_bytes: int  # copied before anyone waited
     fetch_bytes: int  # copied because somebody waited
+    writeback_bytes: int  # displaced experts moved back to the host
     num_hits: int
     num_late_hits: int
     num_misses: int

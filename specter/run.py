@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,18 +21,22 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from specter.build import build_costs, check_paths, num_slots
+from specter.build import build_costs, check_paths
 from specter.config import RunConfig, from_values, to_dict, to_yaml
 from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.hub import with_local_paths
 from specter.live import LiveModel
+from specter.memory import fit, num_slots
+from specter.metrics import Metrics
 from specter.model.rope import check_prompt
 from specter.model.spec import read_spec
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
+from specter.records import RoundRecord
 from specter.session import OnCommit, RunResult
 from specter.timeline.trace import write_chrome_trace
+from specter.timeline.virtual import VirtualTimeline
 
 if TYPE_CHECKING:
     from specter.gpu.live import DeviceLive
@@ -39,14 +44,16 @@ if TYPE_CHECKING:
 
 def run_id(config: RunConfig) -> str:
     """Directory name of a run: what distinguishes it among the runs of one model."""
-    depth = f"-k{config.k}" if config.system.speculative else ""
+    depth = f"-k{config.depth}" if config.depth else ""
     source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
     budget = config.budget.tier
     if config.budget.experts_per_layer is not None:
         budget = f"{config.budget.experts_per_layer:g}experts"
     elif config.budget.num_bytes is not None:
         budget = f"{config.budget.num_bytes}bytes"
-    return f"{config.system.name}-{source}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
+    length = f"{config.prompt_tokens or 'all'}tokens"
+    budget = f"{budget}-{config.budget.policy}"
+    return f"{config.system.name}-{source}-{length}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
 
 
 def adhoc_directory(config: RunConfig) -> Path:
@@ -81,17 +88,29 @@ def environment(config: RunConfig, notes: dict[str, str]) -> dict[str, str]:
 
 def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict[str, str]) -> None:
     """Writes config.yaml, env.json, rounds.jsonl, metrics.json (and trace.json); metrics.json last, whole."""
-    directory.mkdir(parents=True, exist_ok=True)
-    rounds = (json.dumps(dataclasses.asdict(record)) for record in result.generation.rounds)
-    (directory / "config.yaml").write_text(to_yaml(config))
-    (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
-    for stale in ("metrics.json", "trace.json"):
-        (directory / stale).unlink(missing_ok=True)
-    (directory / "rounds.jsonl").write_text("".join(line + "\n" for line in rounds))
+    (directory / "trace.json").unlink(missing_ok=True)
     if result.trace is not None:
         write_chrome_trace(directory / "trace.json", result.trace, {"run": run_id(config)})
+    _write(directory, config, result.generation.rounds, result.metrics, notes)
+
+
+def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str]) -> None:
+    """Writes the files of a run whose memory policy leaves its system no slots: no rounds, but its device bytes."""
+    costs = build_costs(config)
+    metrics = {"clock": VirtualTimeline.clock, "num_slots": 0, "experts_per_layer": 0.0, "fits_budget": False}
+    _write(directory, config, (), metrics | fit(costs, config.system, 0, config.hardware), notes)
+
+
+def _write(
+    directory: Path, config: RunConfig, rounds: Iterable[RoundRecord], metrics: Metrics, notes: dict[str, str]
+) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.yaml").write_text(to_yaml(config))
+    (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
+    (directory / "metrics.json").unlink(missing_ok=True)
+    (directory / "rounds.jsonl").write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in rounds))
     part = directory / "metrics.json.part"
-    part.write_text(json.dumps(result.metrics, indent=1) + "\n")
+    part.write_text(json.dumps(metrics, indent=1) + "\n")
     part.rename(directory / "metrics.json")
 
 

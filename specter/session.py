@@ -73,7 +73,7 @@ def run_input(
         accesses(generation, recording),
         residents,
         len(engine.cache.residency.slots),
-        config.system.speculative,
+        config.system,
         engine.costs,
         config.hardware,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baselines import lru, lru_next_gate, mixtral_offloading, on_demand, resident, specmoeoff
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.kernels import Product, product
@@ -20,6 +21,17 @@ from specter.model.names import expected_shapes
 from specter.model.spec import ExpertId, ModelSpec, RopeSpec
 from specter.model.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
+
+RIVALS = [
+    lru.SYSTEM,
+    lru_next_gate.SYSTEM,
+    mixtral_offloading.SYSTEM,
+    mixtral_offloading.SPECULATIVE_LOADING,
+    on_demand.SYSTEM,
+    resident.SYSTEM,
+    specmoeoff.SYSTEM,
+    specmoeoff.TUNED,
+]
 
 TINY = ModelSpec(
     name="tiny",

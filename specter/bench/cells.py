@@ -70,7 +70,7 @@ class Cell:
         return RunConfig(
             model=ModelConfig(**load_group("model", "deepseek_v2_lite")),
             system=SystemConfig(**load_group("system", self.system)),
-            budget=BudgetConfig(self.tier),
+            budget=BudgetConfig(self.tier, policy="same_experts"),
             dataset=DatasetConfig(**load_group("dataset", "prose")),
             sampling=SamplingConfig(**load_group("sampling", self.sampling)),
             hardware=load_hardware(CONF / "hardware" / "h200_pcie5.yaml"),
@@ -202,9 +202,7 @@ def measure(generations: Generations, hardware: Hardware) -> CellResult:
             metrics.append({"tpot_ms": window_ms / (len(generation.tokens) - 1), "ttft_ms": ttft_ms})
             continue
         rounds = accesses(generation, recording)
-        is_speculative = cell.k > 0
-        metrics.append(
-            summarize(generation, rounds, residents, generations.num_slots, is_speculative, costs, hardware)
-        )  # fmt: skip
+        system = SystemConfig(**load_group("system", cell.system))
+        metrics.append(summarize(generation, rounds, residents, generations.num_slots, system, costs, hardware))
     tokens = [generation.tokens for generation, _, _ in generations.texts]
     return CellResult(cell, metrics, tokens, hardware.link_bytes_per_s)

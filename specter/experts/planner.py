@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specter.model.base import Routing
 from specter.model.spec import ExpertId
 
 
@@ -75,6 +76,11 @@ class DeadlinePlanner:
 
     def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
         pass
+
+
+class Foresight(Protocol):
+    def plan(self, layer: int, predicted: Routing, num_experts: int, is_present: Callable[[ExpertId], bool]) -> Plan:
+        """What to load for MoE layer `layer` while the one before it runs; `predicted`: [rows, top_k]."""
 
 
 class ThreePhasePlanner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 
 # Every slot begins on a cache line: a matrix product may choose another path, with other bits, elsewhere.
@@ -18,13 +19,22 @@ class SlotArena:
     Attributes:
         gate_up: [num_slots, 2F, D], down: [num_slots, D, F]; strided views over the arena, no copies.
         gate_up_t, down_t: the same transposed and slot by slot, [D, 2F] and [F, D].
+    Raises:
+        SpecterError: the memory is refused.
     """
 
     def __init__(self, num_slots: int, codec: RawCodec, device: torch.device | str = "cpu") -> None:
         self.num_slots = num_slots
         self.codec = codec
         stride_bytes = -(-codec.payload_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
-        self._bytes = torch.full((num_slots, stride_bytes), _POISON, dtype=torch.uint8, device=device)
+        try:
+            self._bytes = torch.full((num_slots, stride_bytes), _POISON, dtype=torch.uint8, device=device)
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            raise SpecterError(
+                f"{num_slots} slots of {codec.payload_bytes} bytes cannot be allocated on {device}: "
+                f"{str(error).partition(chr(10))[0]}",
+                "choose a smaller budget: budget=low, or budget.experts_per_layer=...",
+            ) from None
         self.gate_up, self.down = codec.views(self._bytes)
         self.gate_up_t: tuple[Tensor, ...] = self.gate_up.transpose(1, 2).unbind(0)
         self.down_t: tuple[Tensor, ...] = self.down.transpose(1, 2).unbind(0)

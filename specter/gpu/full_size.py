@@ -75,6 +75,7 @@ def load_full_size(
     opened = Checkpoint.open(checkpoint)
     check_origin(quantized, opened)
     codes = read_directory(quantized, opened.spec)
+    codes.check_plain()
     is_full = opened.spec.hidden == spec.hidden
     source = opened if is_full else InflatedCheckpoint(opened, spec, "tiled", DTYPE, budget.device)
     codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)

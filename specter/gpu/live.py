@@ -8,12 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from specter.build import build_costs, num_slots
-from specter.config import RunConfig, SystemConfig
+from specter.build import build_costs
+from specter.config import SHARED, RunConfig, SystemConfig
+from specter.errors import SpecterError
 from specter.gpu.bed import Bed
 from specter.gpu.full_size import FullSize, load_full_size
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.sampling import DeviceSampling
+from specter.memory import num_slots
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import TokenSampler
 from specter.timeline.cuda import CudaTimeline
@@ -43,6 +45,13 @@ class DeviceLive:
                 wrong with the checkpoint.
         """
         DeviceSampling.of(config.sampling)
+        system = config.system
+        if system.draft != SHARED or system.foresight != "none":
+            raise SpecterError(
+                f"{system.name} cannot run on a device yet: system.draft={system.draft}, "
+                f"system.foresight={system.foresight}",
+                "run it on the virtual clock, or choose a system whose draft shares the target's weights",
+            )
         costs = build_costs(config)
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
         budget.check(num_slots(config, costs) * costs.payload_bytes, "the slots of this budget")
@@ -63,7 +72,7 @@ class DeviceLive:
     ) -> RunResult:
         """Runs one input with slots of its own; see `session.run_input`."""
         sampling = DeviceSampling.of(config.sampling)
-        draft_len = config.k if config.system.speculative else 0
+        draft_len = config.depth
         bed = Bed(
             self.full,
             num_slots(config, build_costs(config)),
@@ -86,5 +95,6 @@ class DeviceLive:
         self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None
     ) -> bool | None:
         """Whether plain decoding yields the same tokens."""
-        plain = dataclasses.replace(config, system=PLAIN, warmup_tokens=0, trace=False)
+        budget = dataclasses.replace(config.budget, policy="same_experts")  # the draft's bytes are taken
+        plain = dataclasses.replace(config, system=PLAIN, budget=budget, warmup_tokens=0, trace=False)
         return self.run(plain, result.recording.prompt, (), on_commit).generation.tokens == result.generation.tokens

@@ -72,6 +72,14 @@ class TargetPass(Protocol):
         happened."""
 
 
+class ForeseeingPass(TargetPass, Protocol):
+    """A pass that can also guess one layer ahead, as `lru_next_gate` needs."""
+
+    def foresee(self, layer: int) -> Routing:
+        """Between `mix` of a MoE layer and of the next: the next layer's router on this layer's hidden state
+        (attention added, experts not yet), [rows, top_k] in rank order."""
+
+
 class Model(Protocol):
     """A target and its INT4 draft over one KV cache."""
 

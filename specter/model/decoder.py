@@ -7,6 +7,7 @@ joins them. `specter.model.invariance` checks that this machine's BLAS keeps the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class _Rows:
     x: Tensor  # residual stream [R, D]
     span: Span
     normed: Tensor = field(init=False)  # [R, D], what the experts read
+    hidden: Tensor = field(init=False)  # residual stream between attention and experts [R, D]
     base: Tensor = field(init=False)  # residual + shared experts [R, D]
     weights: Tensor = field(init=False)  # of the router, scaled [R, k, 1]
     experts: Tensor = field(init=False)  # int64 [R, k]
@@ -106,6 +108,14 @@ class Decoder:
         self._rotary = RotaryPairs(spec, capacity, dtype, device)
         self._draft = None if draft is None else DraftExperts(draft, dtype, device)
 
+    def twin(self) -> Decoder:
+        """A decoder of equal weights, of which it shares only the experts, with a KV cache of its own."""
+        twin = copy.copy(self)
+        twin._weights = copy.deepcopy(self._weights)
+        entries = self.cache.entries
+        twin.cache = KVCache(self.spec, self.cache.capacity, entries.dtype, entries.device)
+        return twin
+
     def reset(self) -> None:
         self.cache.reset()
 
@@ -174,6 +184,7 @@ class Decoder:
         rows.normed = norm(spec, rows.x, weights.norm, weights.norm_bias)
         wide = tiled_product(self.mm, rows.normed, weights.wide, tile)
         is_moe = layer >= self.num_dense_layers
+        rows.hidden = rows.x
         num_router = self.num_experts if is_moe else 0
         num_gates = int(is_moe and spec.shared_gate)
         rows.base = rows.x
@@ -188,6 +199,13 @@ class Decoder:
         else:
             rows.x = rows.base
         return is_moe
+
+    def _foresee(self, layer: int, rows: _Rows) -> Tensor:
+        """Expert ids int64 [R, k] of the next layer's norm and router on this layer's hidden state."""
+        weights = self._weights.layers[layer + 1]
+        x = norm(self.spec, rows.hidden, weights.norm, weights.norm_bias)
+        logits = tiled_product(self.mm, x, weights.wide[:, : self.num_experts], rows.span.tile)
+        return route(self.spec, logits)[1]
 
     def _run_experts(self, rows: _Rows, experts: Sequence[int], slots: Sequence[int]) -> None:
         tile, dump = rows.span.tile, rows.expert_rows.shape[0] - 1
@@ -238,6 +256,12 @@ class DecoderPass:
                 rows.group(routing, self._decoder.num_experts)
                 parts.append(routing)
         return np.concatenate(parts) if parts else None
+
+    @torch.inference_mode()
+    def foresee(self, layer: int) -> Routing:
+        """See `ForeseeingPass`."""
+        parts = [self._decoder._foresee(layer, rows)[: rows.span.num_rows] for rows in self._blocks]
+        return torch.cat(parts).to(torch.int16).cpu().numpy()
 
     @torch.inference_mode()
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:

@@ -116,8 +116,8 @@ class TargetHead:
     """The final norm and the head, on `device`."""
 
     def __init__(self, source: Source, device: torch.device | str) -> None:
-        head, bias = load_head(source)
         self._spec = source.spec
+        head, bias = load_head(source)
         self._head = head.t().to(device, torch.float32).contiguous()
         self._bias = None if bias is None else bias.to(device, torch.float32)
 

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specter.errors import SpecterError
+
 
 class Matrices(Protocol):
     """A batch of quantised matrices [..., out, in] in any format."""
@@ -58,3 +60,10 @@ class Int4Experts:
     # AWQ: fp32 [MoE layers, D], by which gate's and up's input is multiplied
     input_scales: Tensor | None = None
     num_ignored: int = 0  # modules besides the routed experts that the directory quantises; no draft uses them
+
+    def check_plain(self) -> None:
+        """Raises SpecterError if codes and scales alone are not the experts: the GPU's kernels read nothing else."""
+        if self.input_scales is not None:
+            raise SpecterError(
+                "the GPU draft does not read the scales of its input that AWQ needs", "use method=gptq or method=rtn"
+            )

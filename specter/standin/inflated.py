@@ -115,10 +115,7 @@ class InflatedCheckpoint:
             raise SpecterError(
                 "INT4 codes cannot be carried through a random isometry", "use layout=tiled, or quantise the wide model"
             )
-        if experts.input_scales is not None:
-            raise SpecterError(
-                "the GPU draft does not read the scales of its input that AWQ needs", "use method=gptq or method=rtn"
-            )
+        experts.check_plain()
         parts = []
         for name in ("gate", "up", "down"):
             batch: Int4Matrices = getattr(experts, name)

@@ -19,6 +19,7 @@ from specter.timeline.base import Work
 from specter.timeline.hardware import ceil_div
 
 ACTIVATION_BYTES = 2  # BF16
+INT4_BITS = 4.125  # per weight, scales included: GPTQ symmetric, group 128
 WAVE_ROW_BYTES = 4  # rows of [T, k, D] are kept in fp32 until they are reduced
 
 # Kernels per operation: assumptions on a runtime with the usual fusions, one kernel each.
@@ -33,6 +34,7 @@ EXPERT_KERNELS = 2  # grouped gate and up + silu · grouped down
 COMBINE_KERNELS = 1
 HEAD_KERNELS = 3  # norm · lm_head · sampling
 EMBED_KERNELS = 1
+FORESEE_KERNELS = 2  # norm and router · top-k
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class CostModel:
         tile_rows: rows of one target tile; a target pass computes whole tiles.
         kv_capacity: positions of the KV cache; every pass attends over all of them.
         weight_bytes: per weight of the target (2: BF16).
-        int4_bits: per weight of the draft's routed experts, scales included (GPTQ symmetric, group 128: 4.125).
+        int4_bits: per weight of the draft's routed experts.
+        draft_shared_bits: per non-expert weight of a draft that has its own; None where it reads the target's.
         graphed_draft: the draft step is one captured graph; False charges one launch per kernel.
     """
 
@@ -63,8 +66,9 @@ class CostModel:
     tile_rows: int
     kv_capacity: int
     weight_bytes: int = 2
-    int4_bits: float = 4.125
+    int4_bits: float = INT4_BITS
     graphed_draft: bool = True
+    draft_shared_bits: float | None = None
     _works: dict[tuple[str, int, int], Work] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,9 +78,16 @@ class CostModel:
 
     # -- operations -------------------------------------------------------------------------
 
-    def draft_step(self) -> Work:
-        """One draft token: one row through all layers, top_k INT4 experts per MoE layer, lm_head, sampling."""
-        return self._cached(("draft_step", 0, 0), self._draft_step)
+    def draft_step(self, rows: int = 1) -> Work:
+        """One draft token: one row through all layers, top_k INT4 experts per MoE layer, lm_head, sampling.
+
+        More rows: a draft with a KV of its own reads what it has missed; all of their experts may be distinct.
+        """
+        return self._cached(("draft_step", rows, 0), lambda: self._draft_step(rows))
+
+    def foresee(self, tiles: int = 1) -> Work:
+        """The next layer's norm and router on this layer's hidden state."""
+        return self._cached(("foresee", 0, tiles), lambda: self._foresee(tiles))
 
     def mix(self, layer: int, tiles: int = 1) -> Work:
         """Attention, norms, router and shared experts of one layer; a dense layer whole. Layer 0 also embeds.
@@ -185,16 +196,24 @@ class CostModel:
         wave_rows = rows * self.spec.top_k * self.spec.hidden
         return _Cost(2 * wave_rows * WAVE_ROW_BYTES + 3 * self._rows_bytes(rows), 2 * wave_rows)
 
-    def _draft_step(self) -> Work:
+    def _foresee(self, tiles: int) -> Work:
+        cost = self._product(tiles * self.tile_rows, self.spec.hidden, self.spec.num_experts)
+        return Work("foresee", cost.num_bytes, cost.flops, FORESEE_KERNELS, FORESEE_KERNELS)
+
+    def _draft_step(self, rows: int) -> Work:
         spec = self.spec
         cost, kernels = self._head_cost(rows=1), HEAD_KERNELS
         for layer in range(spec.num_layers):
-            layer_cost, layer_kernels = self._layer(layer, rows=1, tiles=1)
+            layer_cost, layer_kernels = self._layer(layer, rows, tiles=1)
             cost, kernels = cost + layer_cost, kernels + layer_kernels
-        weights = math.ceil(spec.top_k * spec.expert_params * self.int4_bits / 8)
-        experts = _Cost(weights + self._rows_bytes(1), 2 * spec.top_k * spec.expert_params)
+        if self.draft_shared_bits is not None:
+            read = spec.non_expert_params - spec.vocab * spec.hidden  # of the embedding, rows only
+            cost = cost + _Cost(-math.floor(read * (self.weight_bytes - self.draft_shared_bits / 8)))
+        num_experts = min(rows * spec.top_k, spec.num_experts)
+        weights = math.ceil(num_experts * spec.expert_params * self.int4_bits / 8)
+        experts = _Cost(weights + self._rows_bytes(rows), 2 * rows * spec.top_k * spec.expert_params)
         for _ in range(spec.num_moe_layers):
-            cost = cost + experts + self._combine_cost(rows=1)
+            cost = cost + experts + self._combine_cost(rows)
             kernels += EXPERT_KERNELS + COMBINE_KERNELS  # the lookahead's k counters ride in combine
         return Work("draft_step", cost.num_bytes, cost.flops, kernels, 1 if self.graphed_draft else kernels)
 

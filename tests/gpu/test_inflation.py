@@ -220,6 +220,13 @@ def test_what_does_not_tile_is_refused(narrow: Checkpoint) -> None:
         InflatedCheckpoint(narrow, WIDE, "random").int4(narrow_int4(narrow), 0)
 
 
+def test_scales_of_the_input_are_refused(narrow: Checkpoint) -> None:
+    wide = InflatedCheckpoint(narrow, WIDE)
+    scaled = dataclasses.replace(narrow_int4(narrow), input_scales=torch.ones(2, NARROW.hidden))
+    with pytest.raises(SpecterError, match="AWQ"):
+        wide.int4(scaled, 0)
+
+
 def test_int4_that_does_not_tile_is_refused() -> None:
     def matrix(group: int, scale: float) -> Int4Matrices:
         codes = torch.zeros(4, 32, dtype=torch.uint8)

@@ -12,12 +12,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from rich.console import Console
 
-from baselines import lru, on_demand, resident
 from specter import run
 from specter.config import from_values, to_dict
 from specter.errors import SpecterError
 from specter.live import check_draft_origin
 from specter.model.checkpoint import Checkpoint
+from tests.helpers import RIVALS
 
 CONF = str(Path("conf").absolute())
 DRAFT = "model.quantized=conf"  # some directory that exists: loading never comes to it
@@ -63,7 +63,10 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         (["model.tokenizer=README.md"], "README.md is not a tokenizer", "tokenizer.json"),
         (["warmup_tokens=400"], "warmup_tokens=400", "warmup_tokens <="),
         (["budget.experts_per_layer=nan"], "experts_per_layer=nan", "finite"),
-        (["system.takes_draft_bytes=true"], "takes_draft_bytes", "speculative=false"),
+        (["system=lru", "system.draft=own"], "without a draft", "speculative=true"),
+        (["system.num_buffers=-1"], "num_buffers=-1", ">= 0"),
+        (["budget.policy=fair"], "'fair' is unknown", "same_bytes, same_experts, published"),
+        (["system=specmoeoff", "budget=low"], "does not fit: .*0 slots", "same_experts"),
         (["system=specter_deadline", "system.num_staging=0"], "num_staging=0", "at least one"),
         (["system=specter_deadline", "system.eviction=lru"], "num_staging=64", "any other none"),
         (["results=/proc/nowhere"], "/proc/nowhere/.* cannot be written", "results="),
@@ -109,9 +112,9 @@ def test_a_draft_of_another_checkpoint_is_refused(tmp_path: Path):
         check_draft_origin(tmp_path, checkpoint)
 
 
-@pytest.mark.parametrize("baseline", [lru, on_demand, resident], ids=lambda module: module.SYSTEM.name)
-def test_a_rival_is_the_system_that_the_workflow_runs(baseline):
-    assert from_values(values(f"system={baseline.SYSTEM.name}")).system == baseline.SYSTEM
+@pytest.mark.parametrize("system", RIVALS, ids=lambda system: system.name)
+def test_a_rival_is_the_system_that_the_workflow_runs(system):
+    assert from_values(values(f"system={system.name}")).system == system
 
 
 def test_the_command_line_shows_one_screen_and_fails():

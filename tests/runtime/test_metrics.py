@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from specter.config import SystemConfig
 from specter.floors import RoundAccess
-from specter.metrics import device_bytes, distinct_4grams, summarize
+from specter.memory import device_bytes
+from specter.metrics import distinct_4grams, summarize
 from specter.model.spec import DEEPSEEK_V2_LITE
 from specter.records import Generation, RoundRecord
 from specter.timeline.costs import CostModel
 from tests.runtime.fakes import MACHINE, TINY
 
+SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
 ROUND = RoundRecord(
     index=0,
     start_ms=100.0,
@@ -23,6 +26,7 @@ ROUND = RoundRecord(
     new_len=3,
     prefetch_bytes=1000,
     fetch_bytes=2000,
+    writeback_bytes=0,
     num_hits=6,
     num_late_hits=1,
     num_misses=3,
@@ -45,7 +49,7 @@ def generation(*rounds: RoundRecord) -> Generation:
 def metrics(*rounds: RoundRecord) -> dict[str, object]:
     accesses = [RoundAccess(record.draft_len, record.new_len, [[0, 1], [2], [3, 4]]) for record in rounds]
     costs = CostModel(TINY, tile_rows=16, kv_capacity=64)
-    return summarize(generation(*rounds), accesses, [], 12, True, costs, MACHINE)
+    return summarize(generation(*rounds), accesses, [], 12, SPECTER, costs, MACHINE)
 
 
 def test_times_rates_and_shares():
@@ -87,7 +91,7 @@ def test_distinct_4grams_sees_a_loop():
 
 def test_device_bytes_of_the_published_model():
     """31.4 GB whole, 28.8 GB of it experts, 7.4 GB as INT4 (design, 1-paper-facts)."""
-    parts = device_bytes(CostModel(DEEPSEEK_V2_LITE, 16, 256), num_slots=26 * 64, is_speculative=True)
-    assert parts["slot_bytes"] / 1e9 == pytest.approx(28.8, abs=0.05)
-    assert parts["draft_bytes"] / 1e9 == pytest.approx(7.4, abs=0.05)
-    assert (parts["slot_bytes"] + parts["shared_bytes"]) / 1e9 == pytest.approx(31.4, abs=0.1)
+    parts = device_bytes(CostModel(DEEPSEEK_V2_LITE, 16, 256), SPECTER, num_slots=26 * 64)
+    assert parts["slot"] / 1e9 == pytest.approx(28.8, abs=0.05)
+    assert parts["draft"] / 1e9 == pytest.approx(7.4, abs=0.05)
+    assert (parts["slot"] + parts["shared"]) / 1e9 == pytest.approx(31.4, abs=0.1)

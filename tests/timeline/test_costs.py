@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from specter.config import SystemConfig
 from specter.errors import SpecterError
-from specter.metrics import device_bytes
+from specter.memory import device_bytes
 from specter.model.spec import DEEPSEEK_V2_LITE, FULL_SIZE, ModelSpec
 from specter.timeline.costs import CostModel
 
@@ -36,11 +37,12 @@ def test_sizes_of_the_published_models(
 ) -> None:
     spec = FULL_SIZE[name]
     costs = CostModel(spec, tile_rows=16, kv_capacity=256)
-    parts = device_bytes(costs, spec.num_moe_layers * spec.num_experts, is_speculative=True)
+    system = SystemConfig("specter", speculative=True, planner="three_phase", eviction="lru")
+    parts = device_bytes(costs, system, spec.num_moe_layers * spec.num_experts)
     assert costs.payload_bytes / 1e6 == pytest.approx(expert_mb, abs=0.05)
-    assert parts["slot_bytes"] / 1e9 == pytest.approx(experts_gb, abs=0.05)
-    assert (parts["slot_bytes"] + parts["shared_bytes"]) / 1e9 == pytest.approx(model_gb, abs=0.05)
-    assert parts["draft_bytes"] / 1e9 == pytest.approx(int4_gb, abs=0.05)
+    assert parts["slot"] / 1e9 == pytest.approx(experts_gb, abs=0.05)
+    assert (parts["slot"] + parts["shared"]) / 1e9 == pytest.approx(model_gb, abs=0.05)
+    assert parts["draft"] / 1e9 == pytest.approx(int4_gb, abs=0.05)
 
 
 @every_model

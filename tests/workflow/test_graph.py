@@ -53,4 +53,4 @@ def test_only_what_changed_runs_again(checkout: Checkout) -> None:
     experiment = yaml.safe_load(path.read_text())
     experiment["ks"] = [1, 2, 3, 4]
     path.write_text(yaml.safe_dump(experiment))
-    assert checkout.pending("smoke") == {"record": 1, **expected, "table": 2}
+    assert checkout.pending("smoke") == {"record": 1, **expected, "table": 3}

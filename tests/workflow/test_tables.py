@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import figures, tables
+from harness import figures, rival_figures, rival_tables, tables
 from harness.drawing import Bars, save
-from harness.frames import caveats, provenance, spread_budgets
+from harness.frames import PART_TITLES, caveats, half_width, provenance, spread_budgets
 from harness.page import MarkdownTable
+from specter.memory import PARTS
 
 TPOT = {("specter", "gsm8k"): (10.0, 30.0), ("specter", "prose"): (40.0, 40.0), ("lru", "gsm8k"): (60.0, 60.0),
         ("lru", "prose"): (40.0, 40.0), ("resident", "gsm8k"): (5.0, 5.0), ("resident", "prose"): (5.0, 5.0),
@@ -25,7 +26,8 @@ def run(system: str, dataset: str, index: int, tpot_ms: float) -> dict[str, obje
                "over_floor_ideal", "device_total_bytes", "floor_ideal_ms")  # fmt: skip
     return dict.fromkeys(numbers, 1.0) | {
         "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "system": system,
-        "speculative": speculative, "uses_budget": system != "resident", "budget": "high", "dataset": dataset,
+        "speculative": speculative, "uses_budget": system != "resident", "budget": "high",
+        "policy": "same_bytes", "fits_budget": True, "dataset": dataset,
         "sampling": "seeded", "temperature": 0.7, "hardware": "a100_40gb_pcie4", "k": 16 if speculative else 0,
         "input": index, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 0.95,
         "experts_per_layer": 16.0, "fits_without_offloading": True, "fits_device": True, "device_draft_bytes": 7.4e9,
@@ -64,7 +66,7 @@ def test_systems_without_a_budget_stand_beside_every_budget(runs: pd.DataFrame) 
 
 def test_caveats_name_a_looping_text_and_a_model_that_fits(runs: pd.DataFrame) -> None:
     assert len(caveats(runs)) == 2
-    assert "equal slots" in caveats(runs)[1] and "7.4 GB" in caveats(runs)[1]
+    assert "equal device bytes" in caveats(runs)[1] and "7.4 GB" in caveats(runs)[1]
     assert "distinct 4-grams 0.50" in caveats(runs.assign(distinct_4grams=0.5))[2]
     beyond = runs.assign(fits_device=runs["system"] != "resident")
     assert caveats(beyond)[2] == "resident (all on GPU) does not fit A100 40 GB, PCIe 4.0."
@@ -76,6 +78,16 @@ def test_whiskers_reach_from_the_least_to_the_greatest_input() -> None:
     whiskers = Bars(mean, least, greatest).whiskers("a")
     np.testing.assert_array_equal(whiskers, [[1.0, np.nan], [2.0, np.nan]])
     assert Bars(mean).whiskers("a") is None
+
+
+def test_the_depth_profile_names_the_best_k_beside_the_papers() -> None:
+    times = {2: (30.0, 50.0), 8: (20.0, 50.0), 16: (34.0, 36.8), 32: (60.0, 60.0)}  # by K: of two data sets
+    rows = [run("specter", "ab"[i], 0, pair[i]) | {"k": k} for k, pair in times.items() for i in (0, 1)]
+    table = tables.BUILD["depth_profile"]({"k_sweep": pd.DataFrame([*rows, run("lru", "a", 0, 1.0)])})
+    (row,) = table.frame.to_dict("records")
+    assert (row["best K"], row["TPOT (ms)"]) == ("8", 35.0)
+    assert row["within 2 % of it"] == "8, 16" and row["paper's K"] == "16"
+    assert row["TPOT at the paper's K (ms)"] == pytest.approx(35.4)
 
 
 def test_equal_figures_are_equal_files(runs: pd.DataFrame, tmp_path: Path) -> None:
@@ -91,3 +103,43 @@ def test_the_page_reads_what_the_tables_write(runs: pd.DataFrame, tmp_path: Path
     read = MarkdownTable.read(tmp_path / "main.md")
     assert (read.title, read.keys, len(read.rows)) == (table.title, 3, 3)
     assert read.notes == table.notes
+
+
+def test_half_width_is_students_over_inputs_within_data_sets() -> None:
+    frame = pd.DataFrame({"dataset": ["a", "a", "b", "b"], "x": [1.0, 3.0, 10.0, 10.0]})
+    assert half_width(frame, "x") == pytest.approx(4.303 * np.sqrt(2.0 / 2) / 2)  # variance 2 over 2 inputs, and 0
+    assert np.isnan(half_width(frame.iloc[::2], "x"))
+
+
+def test_what_does_not_fit_is_a_row_without_numbers(runs: pd.DataFrame) -> None:
+    runs = runs[runs["uses_budget"]].assign(**{f"device_{part}_bytes": 1e9 for part in PARTS}, policy="published")
+    runs.loc[runs["system"] == "lru", ["fits_budget", "tpot_ms"]] = [False, np.nan]
+    for build in (rival_tables.rivals, rival_tables.memory):
+        frame = build({"rivals": runs}).frame.set_index("system")
+        assert frame.loc["LRU", "experts per layer"] == "does not fit"
+        assert frame.loc["Specter", "experts per layer"] == "16.0"
+    assert np.isnan(rival_tables.rivals({"rivals": runs}).frame.set_index("system").loc["LRU", "TPOT (ms)"])
+    save(rival_figures.rivals({"rivals": runs}), [])
+
+
+def parts(rival: str, hero: str, **values: object) -> list[dict[str, object]]:
+    named = {"rival": rival, "hero": hero, "rival_k": 0, "hero_k": 16, "policy": "same_bytes", "budget": "high",
+             "hardware": "a100_40gb_pcie4", "dataset": "gsm8k", "input": 0, "rival_ms": 60.0,
+             "hero_ms": 30.0}  # fmt: skip
+    return [named | {"part": part, "ms": 6.0} | values for part in PART_TITLES]
+
+
+def test_a_speed_up_is_shown_with_its_parts(runs: pd.DataFrame) -> None:
+    frames = {"rivals": runs, "decomposition": pd.DataFrame(parts("lru", "specter"))}
+    row = rival_tables.decomposition(frames).frame.iloc[0]
+    assert (row["ratio"], row["K"]) == (2.0, "– : 16")
+    assert sum(row[title] for title in PART_TITLES.values()) == row["rival (ms)"] - row["ours (ms)"]
+    save(rival_figures.decomposition(frames), [])
+
+
+def test_the_published_ratio_stands_beside_ours(runs: pd.DataFrame) -> None:
+    misfit = parts("specmoeoff", "specter", policy="published", part=None, ms=np.nan)[:1]
+    explained = pd.DataFrame([*parts("specmoeoff", "specter", rival_k=3), *misfit])
+    frame = rival_tables.published_ratio({"rivals": runs, "decomposition": explained}).frame
+    assert frame["K"].tolist() == ["3 : 16", "does not fit"]
+    assert set(frame["published, mean"]) == {1.5} and set(frame["published, most"]) == {1.88}

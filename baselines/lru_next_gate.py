@@ -1,0 +1,42 @@
+"""`lru_next_gate`: `lru` that loads ahead what the next layer's router says about this layer's hidden state.
+
+Faithful to: the usual prefetch of runtimes without a draft (for one, arXiv 2312.17238, "speculative loading"; see
+mixtral_offloading). The residual stream changes slowly from layer to layer, so the next layer's norm and router on the
+current layer's hidden state (attention added, experts not yet) predict most of its experts one layer ahead.
+Departing where: nowhere that we know of; it has the same copy stream, slots and kernels as everybody here. The
+prediction is charged as one more router product per layer. It fetches all of the top-k, behind the current layer's own
+misses, and a plan protects what is predicted and present until its layer has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from specter.config import SystemConfig
+from specter.experts.planner import Plan
+from specter.model.base import Routing
+from specter.model.spec import ExpertId
+
+SYSTEM = SystemConfig(name="lru_next_gate", speculative=False, planner="none", eviction="lru", foresight="next_gate")
+
+
+class NextGate:
+    """Plans the next layer's loads from its predicted routing: by rows that name an expert, then by rank.
+
+    Args:
+        num_guesses: how many of a row's experts to believe; None for all.
+    """
+
+    def __init__(self, num_guesses: int | None = None) -> None:
+        self._num_guesses = num_guesses
+
+    def plan(self, layer: int, predicted: Routing, num_experts: int, is_present: Callable[[ExpertId], bool]) -> Plan:
+        """`predicted`: [rows, top_k] of MoE layer `layer`."""
+        by_rank = predicted[:, : self._num_guesses].T.ravel()
+        experts, first, counts = np.unique(by_rank, return_index=True, return_counts=True)
+        protect = np.zeros((layer + 1, num_experts), np.bool_)
+        protect[layer, experts] = True
+        ordered = [ExpertId(layer, int(experts[i])) for i in np.lexsort((first, -counts))]
+        return Plan([expert for expert in ordered if not is_present(expert)], protect)

@@ -1,0 +1,156 @@
+"""`specmoeoff`: speculative decoding with a draft of its own weights, as Specter's paper adapts arXiv 2508.21706.
+
+Faithful to: the batch-1 adaptation that Specter is compared with. An INT4 draft of the same family whose non-expert
+weights and KV are *not* the target's: a second 16-bit copy and a second KV lie on the device, so fewer residents fit.
+Its KV prefix is the draft's own work, prefill included. K = 3. Counts per layer over the draft tokens; two Top-M
+plans, after the first and the second draft token; LRU; verification waits for all prefetches. Residents as published:
+DeepSeek 12 and 2.
+Departing where: the original is a large-batch system (EAGLE head, CPU attention, layer streaming). A wholly accepted
+round leaves the own KV one token behind; catching up is charged as one more row of a draft pass, and so is its
+prefill.
+
+`specmoeoff_tuned`: the same at its best: any K (by sweep, or by its own cost model, `choose_k`), the same device bytes
+as Specter, and its second copy of the non-expert weights in INT4.
+Departing where, in its favour: that copy is charged as INT4, in memory and in time, but drafts with the 16-bit values,
+so its acceptance is not lowered by rounding them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specter.config import OWN, OWN_INT4, SystemConfig
+from specter.experts.planner import Plan
+from specter.model.base import Choose, DraftStep, Model, TargetPass
+from specter.model.spec import ExpertId
+from specter.timeline.costs import CostModel
+from specter.timeline.hardware import Hardware
+
+SYSTEM = SystemConfig(name="specmoeoff", speculative=True, planner="two_plans", eviction="lru", draft=OWN, draft_len=3)
+TUNED = SystemConfig(name="specmoeoff_tuned", speculative=True, planner="two_plans", eviction="lru", draft=OWN_INT4)
+
+
+class TwoPlansPlanner:
+    """After the first and the second draft token: the Top-M experts by count of every layer, M its residents."""
+
+    joins_before_verify = True
+    BOUNDARIES = (1, 2)
+
+    def __init__(self, residents_per_layer: Sequence[int], payload_bytes: int) -> None:
+        self._top_m = residents_per_layer
+
+    def begin_round(self, draft_len: int) -> None:
+        pass
+
+    def is_boundary(self, num_drafted: int) -> bool:
+        return num_drafted in self.BOUNDARIES
+
+    def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
+        ranked = np.argsort(-counts, axis=1, kind="stable")  # by count, then by expert number
+        wanted = [
+            ExpertId(layer, int(expert))
+            for layer, top_m in enumerate(self._top_m)
+            for expert in ranked[layer, :top_m]
+            if counts[layer, expert]
+        ]
+        protect = np.zeros(counts.shape, np.bool_)
+        for expert in wanted:
+            protect[expert] = True
+        return Plan([expert for expert in wanted if not present[expert]], protect)
+
+    def observe_step(self, step_ms: float) -> None:
+        pass
+
+    def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
+        pass
+
+
+class TwoModels:
+    """A target and a draft that share nothing, as one `Model`. The draft's KV is the draft's work."""
+
+    def __init__(self, target: Model, draft: Model) -> None:
+        self._target, self._draft = target, draft
+        self.num_layers, self.num_dense_layers = target.num_layers, target.num_dense_layers
+        self.num_experts, self.top_k = target.num_experts, target.top_k
+        self.reset()
+
+    def reset(self) -> None:
+        self._target.reset()
+        self._draft.reset()
+        self._tokens: list[int] = []  # inputs of the target, by position
+        self._num_drafted = 0  # positions that the draft's KV holds
+
+    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
+        for behind in range(self._num_drafted, position):
+            self._draft.begin_draft(self._tokens[behind], behind, choose)
+            self._draft.draft_step()
+        self._num_drafted = position
+        self._draft.begin_draft(token, position, choose)
+
+    def draft_step(self) -> DraftStep:
+        self._num_drafted += 1
+        return self._draft.draft_step()
+
+    def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
+        self._tokens[position:] = tokens
+        return self._target.target_pass(tokens, position, num_outputs)
+
+    def crop(self, length: int) -> None:
+        self._target.crop(length)
+        self._draft.crop(length)
+        del self._tokens[length:]
+        self._num_drafted = min(self._num_drafted, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One simulated round of `choose_k`'s cost model."""
+
+    h2d_ms: float
+    moe_ms: float
+    attention_ms: float
+    draft_ms: float
+    num_tokens: float
+
+    @property
+    def tpot_ms(self) -> float:
+        """Experts stream in while others compute; the draft comes before."""
+        return (self.draft_ms + self.attention_ms + max(self.h2d_ms, self.moe_ms)) / self.num_tokens
+
+
+def simulate(
+    k: int, union: float, acceptance: float, num_slots: int, costs: CostModel, hardware: Hardware
+) -> Iteration:
+    """The roofline of one round with K draft tokens (its paper's model: H2D, GPU MoE, attention, draft).
+
+    Args:
+        union: distinct experts per MoE layer of K + 1 consecutive tokens.
+        acceptance: chance that a draft token is accepted, given that those before it were.
+    """
+    layers, rows = costs.spec.num_moe_layers, k + 1
+    missing = max(union - num_slots / layers, 0.0) * layers
+    moe = costs.experts(max(round(union), 1), costs.num_tiles(rows))
+    mixes = [costs.mix(layer, costs.num_tiles(rows)) for layer in range(costs.spec.num_layers)]
+    return Iteration(
+        h2d_ms=missing * hardware.copy_ns(costs.payload_bytes) / 1e6,
+        moe_ms=layers * hardware.compute_ns(moe) / 1e6,
+        attention_ms=sum(hardware.compute_ns(mix) for mix in [*mixes, costs.head(rows)]) / 1e6,
+        draft_ms=k * hardware.compute_ns(costs.draft_step()) / 1e6,
+        num_tokens=sum(acceptance**i for i in range(rows)),
+    )
+
+
+def choose_k(
+    ks: Iterable[int],
+    unions: Mapping[int, float],
+    acceptance: float,
+    num_slots: int,
+    costs: CostModel,
+    hardware: Hardware,
+) -> int:
+    """The K with the least simulated time per token; `unions` by number of consecutive tokens, K + 1."""
+    return min(ks, key=lambda k: simulate(k, unions[k + 1], acceptance, num_slots, costs, hardware).tpot_ms)

@@ -1,0 +1,117 @@
+"""`transformers_offload`: the real transformers library with accelerate's offload, run as a user would.
+
+Faithful to: what a user would try first. Greedy decoding with a KV cache, eager, the weights of every module brought
+to the execution device by accelerate's hooks just before the module runs, and dropped after it: from host memory
+(`cpu_offload`) or from disk (`disk_offload`); also with everything resident.
+Departing where: nowhere in the library; but it is *not* on the engine, and on a machine without a GPU the execution
+device is the CPU. What is measured is then wall time of the narrow stand-in on this CPU: the overhead of hooks and
+Python per module, not of a link. It stands in a table of its own, beside our own decoder's wall time, and beside no
+charged time.
+
+    python -m baselines.transformers_offload checkpoint=data/standins/deepseek_v2_lite out=offload.json
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specter.arguments import parse_arguments
+from specter.errors import SpecterError
+from specter.model.checkpoint import Checkpoint
+
+KINDS = ("resident", "cpu_offload", "disk_offload")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    checkpoint: Path
+    out: Path
+    device: str = "cpu"  # where modules run
+    num_tokens: int = 8
+    threads: int = 1
+
+
+def load(directory: Path) -> Any:
+    """transformers' model with the values of a checkpoint, fp32, strictly: every tensor, and no other."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    checkpoint = Checkpoint.open(directory)
+    spec = checkpoint.spec
+    model = DeepseekV2ForCausalLM(DeepseekV2Config.from_dict(spec.to_config())).float().eval()
+    state: dict[str, Tensor] = {}
+    for name in model.state_dict():
+        if ".mlp.experts." in name:
+            layer = int(name.split(".")[2]) - spec.num_dense_layers
+            state[name] = checkpoint.experts(layer)[0 if "gate_up" in name else 1].float()
+        else:
+            state[name] = checkpoint.tensor(name).float()
+    model.load_state_dict(state, strict=True)
+    return model
+
+
+def offload(model: Any, kind: str, device: str, scratch: Path) -> Any:
+    """Puts the library's offload hooks on the model. Raises SpecterError for an unknown kind."""
+    from accelerate import cpu_offload, disk_offload
+
+    if kind == "resident":
+        return model.to(device)
+    if kind == "cpu_offload":
+        return cpu_offload(model, execution_device=torch.device(device))
+    if kind == "disk_offload":
+        return disk_offload(model, str(scratch), execution_device=torch.device(device))
+    raise SpecterError(f"offload {kind!r} is unknown", f"use one of: {', '.join(KINDS)}")
+
+
+@torch.inference_mode()
+def generate(model: Any, prompt: list[int], num_tokens: int, device: str) -> tuple[list[int], list[float]]:
+    """Greedy tokens, and the time of each, ms; the first is the prompt's pass."""
+    tokens: list[int] = []
+    times: list[float] = []
+    cache, inputs = None, torch.tensor([prompt], device=device)
+    for _ in range(num_tokens):
+        begin = time.perf_counter()
+        output = model(inputs, past_key_values=cache, use_cache=True)
+        tokens.append(int(output.logits[0, -1].argmax()))
+        times.append((time.perf_counter() - begin) * 1e3)
+        cache, inputs = output.past_key_values, torch.tensor([[tokens[-1]]], device=device)
+    return tokens, times
+
+
+def measure(options: Options, prompt: list[int], report: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    """One row per kind of offload: tokens, time to the first one, median time of the others."""
+    rows = []
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as scratch:
+            model = offload(load(options.checkpoint), kind, options.device, Path(scratch))
+            tokens, times = generate(model, prompt, options.num_tokens, options.device)
+        rows.append(
+            {"system": f"transformers, {kind}", "tokens": tokens, "ttft_ms": times[0],
+             "tpot_ms": statistics.median(times[1:])}
+        )  # fmt: skip
+        report(f"{kind}: {rows[-1]['tpot_ms']:.1f} ms per token")
+    return rows
+
+
+def main() -> None:
+    try:
+        options = parse_arguments(Options, sys.argv[1:])
+        torch.set_num_threads(options.threads)
+        rows = measure(options, prompt=list(range(1, 17)))
+    except SpecterError as error:
+        sys.exit(f"error: {error}")
+    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

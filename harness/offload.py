@@ -1,0 +1,56 @@
+"""Times the real transformers library with offload, and our decoder beside it, by this machine's wall clock."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from baselines.transformers_offload import Options, measure
+from harness.jobs import progress_bar, run_job
+from harness.plan import compose
+from specter.live import LiveModel
+from specter.prompts import encode, load_tokenizer, prompt_text
+
+NUM_TOKENS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    config = compose([f"model={arguments.model}", "system=resident", "warmup_tokens=0"])
+    config.max_new_tokens = NUM_TOKENS
+    torch.set_num_threads(config.threads)
+    prompt = encode(load_tokenizer(config), prompt_text(config), config)
+    rows = measure(Options(Path(config.model.checkpoint), arguments.out, "cpu", NUM_TOKENS, config.threads), prompt)
+    with progress_bar() as progress:
+        live = LiveModel.load(config, progress)
+    commits = [time.perf_counter()]
+    result = live.run(config, prompt, (), lambda tokens: commits.append(time.perf_counter()))
+    times = [(after - before) * 1e3 for before, after in zip(commits, commits[1:], strict=False)]
+    ours = {"system": "this runtime, resident, with its clock", "tokens": result.generation.tokens}
+    rows.append(ours | {"ttft_ms": times[0], "tpot_ms": statistics.median(times[1:])})
+    frame = pd.DataFrame(rows)
+    frame["agrees_with_ours"] = [tokens == result.generation.tokens for tokens in frame["tokens"]]
+    named: dict[str, str | int] = {
+        "model": config.model.name,
+        "checkpoint_kind": config.model.checkpoint_kind,
+        "charged_as": config.model.charged_as,
+        "num_prompt_tokens": len(prompt),
+        "num_new_tokens": NUM_TOKENS,
+        "threads": config.threads,
+    }
+    for column, value in named.items():
+        frame[column] = value
+    frame.drop(columns="tokens").to_parquet(arguments.out, index=False)
+    print(frame[["system", "tpot_ms", "agrees_with_ours"]].to_string())
+
+
+if __name__ == "__main__":
+    run_job(main)

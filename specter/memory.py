@@ -1,0 +1,113 @@
+"""Device memory by part, and how many slots a budget buys a system under a memory policy (docs/decisions/0008)."""
+
+from __future__ import annotations
+
+import math
+
+from specter.config import OWN_INT4, SHARED, RunConfig, SystemConfig
+from specter.errors import SpecterError
+from specter.timeline.costs import CostModel
+from specter.timeline.hardware import Hardware
+
+MIN_SLOTS = 2  # one slot computes while the other is being filled
+PARTS = ("shared", "kv", "draft", "draft_shared", "draft_kv", "buffer", "slot")  # device_<part>_bytes in metrics
+# What budgets are stated for: a system with Specter's INT4 draft, which shares weights and KV with the target.
+_REFERENCE = SystemConfig(name="reference", speculative=True, planner="none", eviction="lru")
+_PLAIN = SystemConfig(name="plain", speculative=False, planner="none", eviction="resident")
+
+
+class DoesNotFit(SpecterError):
+    """A memory policy leaves a system fewer than two slots: a result, which a workflow records as such."""
+
+
+def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
+    """Device bytes of a system by part, of the full-size model, before its slots.
+
+    shared: the target's non-expert weights · kv: its KV cache · draft: the INT4 experts · draft_shared, draft_kv: an
+    own draft's copy of the non-expert weights, and its KV · buffer: spare buffers of a swapping system.
+    """
+    spec = costs.spec
+    shared = spec.non_expert_params * costs.weight_bytes
+    kv = spec.num_layers * costs.kv_capacity * spec.kv_width * costs.weight_bytes
+    owns = system.speculative and system.draft != SHARED
+    copy = math.ceil(spec.non_expert_params * costs.int4_bits / 8) if system.draft == OWN_INT4 else shared
+    return {
+        "shared": shared,
+        "kv": kv,
+        "draft": round(spec.experts_params * costs.int4_bits / 8) if system.speculative else 0,
+        "draft_shared": copy if owns else 0,
+        "draft_kv": kv if owns else 0,
+        "buffer": system.num_buffers * costs.payload_bytes,
+    }
+
+
+def device_bytes(costs: CostModel, system: SystemConfig, num_slots: int) -> dict[str, int]:
+    """All device bytes of a system, by the names in `PARTS`."""
+    return {**fixed_bytes(costs, system), "slot": num_slots * costs.payload_bytes}
+
+
+def fit(costs: CostModel, system: SystemConfig, num_slots: int, hardware: Hardware) -> dict[str, int | bool]:
+    """Device bytes by part (`device_<part>_bytes`), and whether they fit; also whether the whole model would."""
+    parts = device_bytes(costs, system, num_slots)
+    total = sum(parts.values())
+    whole = sum(device_bytes(costs, _PLAIN, costs.spec.num_moe_layers * costs.spec.num_experts).values())
+    return {
+        **{f"device_{part}_bytes": parts[part] for part in PARTS},
+        "device_total_bytes": total,
+        "fits_device": total <= hardware.device_memory_bytes,
+        "fits_without_offloading": whole <= hardware.device_memory_bytes,
+    }
+
+
+def num_slots(config: RunConfig, costs: CostModel) -> int:
+    """Slots that the budget buys this system under `budget.policy`, at most one per expert.
+
+    A budget is stated in experts that *Specter* keeps. `same_experts` gives every system as many; `same_bytes` gives it
+    what Specter's bytes leave beside its own fixed ones; `published` what its paper's tables have, where they
+    have this system and tier, and otherwise as many.
+
+    Raises:
+        SpecterError: an unknown tier, or a budget below two slots.
+        DoesNotFit: the policy leaves this system fewer than two slots.
+    """
+    system, budget = config.system, config.budget
+    num_experts = costs.spec.num_moe_layers * costs.spec.num_experts
+    if system.eviction == "resident":
+        return num_experts
+    slots = _stated_slots(config, costs)
+    if budget.policy == "same_bytes":
+        excess = sum(fixed_bytes(costs, _REFERENCE).values()) - sum(fixed_bytes(costs, system).values())
+        slots += excess // costs.payload_bytes
+    elif budget.policy == "published":
+        per_layer = config.model.published.get(system.name, {}).get(budget.tier)
+        slots = slots if per_layer is None else round(per_layer * costs.spec.num_moe_layers)
+    if slots < MIN_SLOTS:
+        raise DoesNotFit(
+            f"{system.name} does not fit: budget.policy={budget.policy} leaves it {max(slots, 0)} slots",
+            "give a larger budget, or budget.policy=same_experts",
+        )
+    return min(slots, num_experts)
+
+
+def _stated_slots(config: RunConfig, costs: CostModel) -> int:
+    """Slots of Specter itself."""
+    budget, residents = config.budget, config.model.residents
+    if budget.num_bytes is not None:
+        slots = budget.num_bytes // costs.payload_bytes
+    elif budget.experts_per_layer is not None:
+        slots = round(budget.experts_per_layer * costs.spec.num_moe_layers)
+    elif budget.tier == "smallest":
+        slots = MIN_SLOTS
+    elif budget.tier in residents:
+        slots = round(residents[budget.tier] * costs.spec.num_moe_layers)
+    else:
+        raise SpecterError(
+            f"budget tier {budget.tier!r} is unknown for {config.model.name}",
+            f"use one of {', '.join([*residents, 'smallest'])}, budget.experts_per_layer=... or budget.num_bytes=...",
+        )
+    if slots < MIN_SLOTS:
+        raise SpecterError(
+            f"the budget holds {slots} experts of {costs.payload_bytes} bytes, fewer than {MIN_SLOTS} slots",
+            f"give at least budget.num_bytes={MIN_SLOTS * costs.payload_bytes}",
+        )
+    return slots

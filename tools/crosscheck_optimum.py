@@ -1,0 +1,60 @@
+"""What optimum's GPTQ quantizer does to these models. Needs an environment of its own: see tools/README.md.
+
+    python tools/crosscheck_optimum.py
+
+It quantises a small random DeepSeek-V2 model and looks at the outcome: routed experts, which transformers holds as one
+fused tensor per layer, are left alone without a word, so that optimum cannot make a draft; the layers that it does
+quantise must read by our layout to the weights that they dequantise to. Exits with 1 if either has changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from crosscheck_gptqmodel import DEEPSEEK, GROUP, add_tokenizer
+from optimum.gptq import GPTQQuantizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specter.model.checkpoint import write_checkpoint
+from specter.quantize.gptq_format import unpack
+from specter.standin.checkpoint import to_hub
+from specter.standin.network import init_weights
+
+TEXT = "The ferry left the harbour before dawn, and nobody on the quay had counted the passengers. " * 8
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint = Path(scratch)
+        write_checkpoint(checkpoint, DEEPSEEK, to_hub(init_weights(DEEPSEEK, seed=0), DEEPSEEK))
+        add_tokenizer(checkpoint)
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float16)
+        quantizer = GPTQQuantizer(
+            bits=4, group_size=GROUP, dataset=[TEXT] * 8, block_name_to_quantize="model.layers", model_seqlen=64
+        )
+        quantizer.quantize_model(model, AutoTokenizer.from_pretrained(checkpoint))
+    modules = dict(model.named_modules())
+    quantised = [name for name, module in modules.items() if hasattr(module, "qweight")]
+    experts = [name for name in quantised if ".experts." in name]
+    offset = 1 if quantizer.format == "gptq" else 0
+    worst = 0.0
+    for name in quantised:
+        module = modules[name]
+        # Loaded modules hold zeros as gptq_v2 does.
+        zero_offset = offset if int(module.qzeros.flatten()[0]) == 0x77777777 else 0
+        parts = {part: getattr(module, part) for part in ("qweight", "scales", "qzeros", "g_idx")}
+        ours = unpack(parts, GROUP, zero_offset).dequantize(torch.float16)
+        worst = max(worst, float((module.dequantize_weight().T.float() - ours.float()).abs().max()))
+    num_experts = 3 * DEEPSEEK.num_experts * DEEPSEEK.num_moe_layers
+    print(
+        f"optimum quantised {len(quantised)} linear layers, {len(experts)} of {num_experts} matrices of routed "
+        f"experts; read by our layout, the largest difference is {worst}"
+    )
+    return 0 if quantised and not experts and worst == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
