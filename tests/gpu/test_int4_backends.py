@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from specter.bench import int4
 from specter.bench.int4 import Backends, Rows, chosen_codes, int4_expert_bytes
 from specter.experts.store import RawCodec
 from specter.gpu.arena import DeviceArena
+from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts
 from specter.model.spec import ModelSpec
 from specter.quantize.rtn import quantize_rtn
@@ -21,8 +23,14 @@ SPEC: ModelSpec = dataclasses.replace(
 )
 
 
-@pytest.fixture(scope="module")
-def outputs() -> dict[str, torch.Tensor]:
+# Few large blocks: the interpreter pays per program.
+LARGE = dataclasses.replace(int4.DRAFT, gate_up=Launch(32, 64), down=Launch(64, 64))
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(int4, "DRAFT", LARGE)
     generator = torch.Generator().manual_seed(0)
     layers, experts = SPEC.num_moe_layers, SPEC.num_experts
     gate, up = (torch.randn(layers, experts, 32, 64, generator=generator) / 8 for _ in range(2))

@@ -237,17 +237,17 @@ def test_tiles_products(dtype: torch.dtype) -> None:
 
 def test_tiles_gated_mlp_and_router() -> None:
     hidden, inter, num_experts = 96, 40, 9
-    x, gain, w = rand(33, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
+    x, gain, w = rand(48, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
     parts = {}
-    for num_rows in (33, 17, 1):
+    for num_rows in ROWS:
         out = poison(num_rows, inter), poison(num_rows, num_experts), poison(num_rows)
         tiles.norm_gated(stream_of(x[:num_rows], gain), w, *out, EPS, Launch(32, 64), pdl=False)
         parts[num_rows] = out
-    close(parts[33][0], gated(normed(x, gain), w[num_experts:]))
-    close(parts[33][1], normed(x, gain) @ w[:num_experts].T)
-    close(parts[33][2][:, None] * x * gain, normed(x, gain))
-    for num_rows in (17, 1):
-        for part, whole in zip(parts[num_rows], parts[33], strict=True):
+    close(parts[48][0], gated(normed(x, gain), w[num_experts:]))
+    close(parts[48][1], normed(x, gain) @ w[:num_experts].T)
+    close(parts[48][2][:, None] * x * gain, normed(x, gain))
+    for num_rows in ROWS:
+        for part, whole in zip(parts[num_rows], parts[48], strict=True):
             assert torch.equal(part, whole[:num_rows])
 
 
@@ -334,10 +334,10 @@ def test_route_groups_every_pair_once() -> None:
 # -- attention -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mla(dtype: torch.dtype) -> None:
-    heads = mla.Heads(3, 16, 16, 16, 64, scale=0.2, block_c=32, block_v=16, split=16)
-    capacity, begin = 80, 13
+@pytest.mark.parametrize(("dtype", "num_rows"), [(torch.float32, 48), (torch.bfloat16, 17)])
+def test_mla(dtype: torch.dtype, num_rows: int) -> None:
+    heads = mla.Heads(3, 16, 16, 16, 64, scale=0.2, block_c=32, block_v=16, split=32)
+    capacity, begin = 80, 13  # rows see one split or two, never the third
     qk = heads.nope + heads.rope
     qkv = rand(48, heads.num_heads * qk + heads.lora + heads.rope, dtype=dtype)
     kv_b, gain = rand(heads.num_heads * (heads.nope + heads.v), heads.lora, dtype=dtype) / 8, rand(heads.lora).to(dtype)
@@ -347,28 +347,30 @@ def test_mla(dtype: torch.dtype) -> None:
 
     def run(rows: slice) -> tuple[Tensor, Tensor]:
         cache, part = old.clone(), qkv[rows].contiguous()
-        position, num_rows = ints(begin + rows.start), part.shape[0]
+        position, size = ints(begin + rows.start), part.shape[0]
         if rows.start:
             cache[begin : begin + rows.start] = whole_cache[begin : begin + rows.start]
-        queries = poison(num_rows, heads.num_heads, heads.lora + heads.rope, dtype=dtype)
-        partials = mla.Partials.empty(heads, num_rows, capacity, DEVICE)
-        out = poison(num_rows, heads.num_heads * heads.v, dtype=dtype)
+        queries = poison(size, heads.num_heads, heads.lora + heads.rope, dtype=dtype)
+        partials = mla.Partials.empty(heads, size, capacity, DEVICE)
+        out = poison(size, heads.num_heads * heads.v, dtype=dtype)
         mla.absorb(heads, part, kv_b, gain, rotary, position, queries, cache, pdl=False)
         mla.attend(heads, queries, cache, position, partials, pdl=False)
-        latents = poison(num_rows, heads.num_heads, heads.lora, dtype=dtype)
+        latents = poison(size, heads.num_heads, heads.lora, dtype=dtype)
         mla.merge_and_project(heads, partials, kv_b, position, latents, out, pdl=False)
-        if num_rows == 1:
+        if size == 1:
             single = poison(heads.num_heads * heads.v, dtype=dtype)
             mla.values(heads, partials, kv_b, position, single, pdl=False)
             close(single, out[0], dtype)
         return out, cache
 
-    whole, whole_cache = run(slice(0, 33))
+    whole, whole_cache = run(slice(0, num_rows))
     assert torch.equal(whole_cache[:begin], old[:begin])
-    assert torch.equal(whole_cache[begin + 33 :], old[begin + 33 :])
-    close(whole, _attention(heads, qkv[:33].float(), kv_b.float(), gain.float(), rotary, old.float(), begin), dtype)
-    for rows in (slice(0, 1), slice(20, 21), slice(16, 33)):
-        assert torch.equal(run(rows)[0], whole[rows])
+    assert torch.equal(whole_cache[begin + num_rows :], old[begin + num_rows :])
+    expected = _attention(heads, qkv[:num_rows].float(), kv_b.float(), gain.float(), rotary, old.float(), begin)
+    close(whole, expected, dtype)
+    for rows in (slice(0, 1), slice(16, 17), slice(0, 2), slice(20, 37)):
+        if rows.stop <= num_rows:
+            assert torch.equal(run(rows)[0], whole[rows])
 
 
 def _attention(
