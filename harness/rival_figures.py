@@ -69,7 +69,7 @@ def prompt_length(frames: Frames) -> Figure:
 def decomposition(frames: Frames) -> Figure:
     parts, runs = frames["decomposition"], frames["rivals"]
     parts = parts[(parts["hardware"] == runs["hardware"].iloc[0]) & parts["part"].notna()]
-    parts = parts[parts["policy"] == runs["policy"].iloc[0]]
+    parts = parts[parts["policy"] == in_order(runs["policy"].unique().tolist(), POLICIES)[0]]
     budgets, heroes = tiers(runs)[1], in_order(parts["hero"].unique().tolist(), SYSTEMS)
     figure, axes = panels(len(budgets), len(heroes), WIDE, 2.3 * len(budgets) + 0.4, sharey=True)
     for row, budget in zip(axes, budgets, strict=True):
@@ -91,7 +91,7 @@ def decomposition(frames: Frames) -> Figure:
         row[0].set_ylabel("saved (ms per token)")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     what = "What each rival's TPOT loses on the way to ours, one thing switched at a time; below zero: what that costs"
-    footer(figure, "\n".join([f"{what}. {provenance(runs)}, of which one input each.", *caveats(runs)]))
+    footer(figure, "\n".join([f"{what}. Equal bytes. {provenance(runs)}, of which one input each.", *caveats(runs)]))
     return figure
 
 

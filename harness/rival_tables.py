@@ -224,10 +224,11 @@ _WHAT = (
 
 def decomposition(frames: Frames) -> Table:
     runs, parts = frames["rivals"], frames["decomposition"]
-    parts = parts[(parts["hardware"] == runs["hardware"].iloc[0]) & (parts["policy"] == runs["policy"].iloc[0])]
+    policy = in_order(runs["policy"].unique().tolist(), POLICIES)[0]
+    parts = parts[(parts["hardware"] == runs["hardware"].iloc[0]) & (parts["policy"] == policy)]
     keys: dict[str, dict[str, str]] = {"budget": {}, "hero": SYSTEMS, "rival": SYSTEMS}
     table = pd.DataFrame(_explained(parts.sort_values(["budget", "hero"], kind="stable"), keys))
-    notes = [_WHAT, f"{provenance(runs)}, of which one input each."]
+    notes = [_WHAT, f"Memory: {titled(POLICIES, policy)}. {provenance(runs)}, of which one input each."]
     return Table("Where the speed-up comes from", table, 4, notes, stated(runs))
 
 
