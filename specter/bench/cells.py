@@ -92,14 +92,14 @@ class CellResult:
         return [one[key] for one in self.metrics if one.get(key) is not None]
 
     def as_json(self) -> dict[str, Any]:
-        """Mean, least and greatest value of every number, over prompts."""
+        """Every number over prompts: mean, least and greatest, and one by one."""
         keys = [key for key, value in self.metrics[0].items() if isinstance(value, int | float)]
         numbers = {key: self.values(key) for key in keys}
         return {
             **dataclasses.asdict(self.cell),
             "num_prompts": len(self.metrics),
             "plain_copy_bytes_per_s": self.plain_copy_bytes_per_s,
-            **{key: {"mean": mean(v), "min": min(v), "max": max(v)} for key, v in numbers.items() if v},
+            **{key: {"mean": mean(v), "min": min(v), "max": max(v), "values": v} for key, v in numbers.items() if v},
         }
 
 
