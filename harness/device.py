@@ -87,33 +87,30 @@ def _main(cells: pd.DataFrame, tier: str, sampling: str) -> pd.DataFrame:
 
 def rounds(directory: Path) -> Figure:
     where, cells = read_cells(directory)
-    figure, axes = panels(1, 4, WIDE, 2.3, sharey=True)
+    figure, axes = panels(1, 4, WIDE, 2.1, sharey=True)
     pairs = [(tier, sampling) for tier in ("high", "low") for sampling in ("greedy", "seeded")]
     for panel, (tier, sampling) in zip(axes[0], pairs, strict=True):
         part = _main(cells, tier, sampling)
         for index, (name, row) in enumerate(part.iterrows()):
             length = [[row["tpot_ms"] - row["least"]], [row["greatest"] - row["tpot_ms"]]]
-            panel.bar(index, row["tpot_ms"], color=COLOURS[str(name)], yerr=length, error_kw={"elinewidth": 0.7})
-            panel.annotate(
-                f"{row['tpot_ms']:.1f}", (index, row["greatest"]), (0, 2), textcoords="offset points", ha="center",
-                fontsize=5.8,
+            label = titled(SYSTEMS, str(name)).partition(" (")[0]
+            panel.bar(
+                index, row["tpot_ms"], color=COLOURS[str(name)], yerr=length, error_kw={"elinewidth": 0.7}, label=label
             )  # fmt: skip
-            if pd.notna(row.get("floor_trace_ms")):
+            above = (index, row["greatest"])
+            panel.annotate(
+                f"{row['tpot_ms']:.1f}", above, (0, 2), textcoords="offset points", ha="center", fontsize=5.8
+            )  # fmt: skip
+            if name not in ("on_demand", "resident"):  # they keep nothing, and everything
                 panel.plot([index - 0.4, index + 0.4], [row["floor_trace_ms"]] * 2, color="#222222", linewidth=1.2)
-        panel.set_xticks(
-            range(len(part)), [_short(str(name)) for name in part.index], rotation=40, ha="right", fontsize=6
-        )
-        panel.set_title(f"{tier} budget, {sampling}")
+        panel.set_xticks([])
+        panel.set_title(f"{tier} budget, {sampling}", fontsize=7.5)
     axes[0][0].set_ylabel("TPOT (ms per token)")
-    footer(
-        figure,
-        f"{_provenance(where, cells)}\nK = 16. Black line: floor_trace of the same run at the link's measured rate.",
-    )
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    floors = "K = 16. Black line: floor_trace of the same texts at the link's measured rate."
+    footer(figure, f"{_provenance(where, cells)}\n{floors}")
     return figure
-
-
-def _short(system: str) -> str:
-    return titled(SYSTEMS, system).partition(" (")[0]
 
 
 def _ablation(cells: pd.DataFrame) -> pd.DataFrame:
@@ -144,6 +141,7 @@ def ablation(directory: Path) -> Figure:
             panel.annotate(
                 f"{value:.2f}×", (value, height), (2, 0), textcoords="offset points", va="center", fontsize=6
             )
+    panel.margins(x=0.08)
     panel.axvline(1, color="#222222", linewidth=0.8)
     panel.set_yticks(range(len(ratios)), ratios.index, fontsize=6.5)
     panel.invert_yaxis()
