@@ -69,7 +69,11 @@ class DeviceModel:
             self.passes.capture(num_rows)
 
     def reset(self) -> None:
-        """Nothing to forget: attention ends at a pass' own rows, and KV before them was written by this prompt."""
+        """Forgets slot tables that an interrupted pass has written and not read; waits for the device.
+
+        KV may stay: attention ends at a pass' own rows, and what is before them was written by this prompt.
+        """
+        self.passes.tables.restart()
 
     def begin_draft(self, token: int, position: int, choose: Choose) -> None:
         """See `Model`; the device chooses by itself.

@@ -160,6 +160,21 @@ def test_an_interrupted_round_leaves_an_engine_that_works(models: Models) -> Non
     assert one.generate(prompt, 24).tokens == expected
 
 
+def test_a_slot_table_that_nobody_has_read_does_not_reach_the_next_text(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(ring: mail.Ring) -> None:
+        raise KeyboardInterrupt
+
+    prompt = tokens_of(2).tolist()  # as many rows as no graph was captured for
+    one = engine(models, 0, 5)
+    expected = one.generate(prompt, 2).tokens
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(mail.Ring, "receive", interrupt)
+        one.generate(prompt, 2)
+    assert one.generate(prompt, 2).tokens == expected
+
+
 def test_a_copy_that_fails_is_named_and_the_finished_rounds_are_kept(models: Models) -> None:
     def refuse(expert: ExpertId, slot: int) -> None:
         raise SpecterError(f"payload of {expert} is gone", "get it back")
