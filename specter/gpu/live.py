@@ -15,6 +15,7 @@ from specter.gpu.bed import Bed
 from specter.gpu.full_size import FullSize, load_full_size
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.sampling import DeviceSampling
+from specter.gpu.target import OUTPUT_ROWS
 from specter.memory import num_slots
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import TokenSampler
@@ -83,7 +84,7 @@ class DeviceLive:
             sampling.temperature,
             sampling.seed,
         )
-        bed.capture({1, draft_len + 1, len(prompt)})
+        bed.capture({1, draft_len + 1, min(len(prompt), OUTPUT_ROWS)})  # longer ones are launched kernel by kernel
         timeline = CudaTimeline(self.budget.device, trace=config.trace)
         result = run_input(config, bed.model, TokenSampler(), prompt, warmup, bed.move, on_commit, timeline)
         use = self.budget.use()
