@@ -80,7 +80,9 @@ class LoadQueue:
         """Nothing is waiting any more, because all copies are issued or, as `known` told, the rest is useless."""
         if self._opened is None or self.planned:
             return
-        end = self._last_copy if known is None or self.oldest() is not None else known
+        end = self._last_copy
+        if known is not None and self.oldest() is None:  # all copies have ended: before the word, or after it
+            end = known if end is None or self._timeline.elapsed_ns(known, end) <= 0 else end
         if end is not None:
             self._needs.append((self._opened, end))
         self._opened = None

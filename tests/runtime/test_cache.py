@@ -205,6 +205,14 @@ def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once():
     assert bench.cache.settle_need() == 0
 
 
+def test_need_of_arrivals_that_the_host_sees_late_ends_with_the_last_of_them():
+    bench = Bench(16)
+    for wave in bench.waves(0, [1, 2]):
+        bench.compute(wave)
+        bench.timeline.drain()  # so that no copy is under way when the layer's needs are closed
+    assert bench.cache.settle_need() >= bench.timeline.totals().link_busy_ns > 0
+
+
 def test_need_that_the_router_calls_off_ends_with_its_word():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
