@@ -35,13 +35,14 @@ class SlotArena:
                 f"{str(error).partition(chr(10))[0]}",
                 "choose a smaller budget: budget=low, or budget.experts_per_layer=...",
             ) from None
+        self._payloads = self._bytes[:, : codec.payload_bytes].unbind(0)  # slicing at every copy would cost more
         self.gate_up, self.down = codec.views(self._bytes)
         self.gate_up_t: tuple[Tensor, ...] = self.gate_up.transpose(1, 2).unbind(0)
         self.down_t: tuple[Tensor, ...] = self.down.transpose(1, 2).unbind(0)
 
     def write(self, slot: int, payload: Tensor) -> None:
         """One copy of payload uint8 [payload_bytes] into `slot`."""
-        self._bytes[slot, : self.codec.payload_bytes].copy_(payload, non_blocking=True)
+        self._payloads[slot].copy_(payload, non_blocking=True)
 
     def poison(self, slot: int) -> None:
         """Makes the slot's content NaN again."""

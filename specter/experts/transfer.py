@@ -25,7 +25,7 @@ class Transfer:
 
     def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool) -> Event:
         """Issues the copy behind the last compute that reads the slot's old content."""
-        after = () if slot.last_use is None else (slot.last_use,)
+        after = () if slot.last_use is None or self._timeline.is_done(slot.last_use) else (slot.last_use,)
         label = f"{'prefetch' if is_prefetch else 'fetch'} L{expert.layer} E{expert.expert}"
         return self._timeline.copy(
             self.payload_bytes, lambda: self._mover(expert, slot.index), after=after, label=label

@@ -87,6 +87,7 @@ class PinnedStore:
         self._locker = locker if locker is not None else CudaPageLocker()
         self._available_bytes = available_bytes
         self._arenas: list[Tensor] = []
+        self._payloads: list[tuple[Tensor, ...]] = []  # their rows: slicing at every copy would cost more
         self._locked: list[int] = []  # addresses
 
     @property
@@ -117,6 +118,7 @@ class PinnedStore:
         self.fault_s += faulted - start
         self.lock_s += time.perf_counter() - faulted
         self._arenas.append(arena)
+        self._payloads.append(arena.unbind(0))
         return arena
 
     def arena(self, layer: int) -> Tensor:
@@ -125,7 +127,7 @@ class PinnedStore:
 
     def payload(self, expert: ExpertId) -> Tensor:
         """The payload of one expert, uint8 [payload_bytes]; a view, not to be written."""
-        return self._arenas[expert.layer][expert.expert]
+        return self._payloads[expert.layer][expert.expert]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """gate_up [E, 2F, D] and down [E, D, F] of one MoE layer; views, not to be written."""
@@ -137,6 +139,7 @@ class PinnedStore:
             self._locker.unregister(address)
         self._locked.clear()
         self._arenas.clear()
+        self._payloads.clear()
 
     def _lock(self, arena: Tensor) -> None:
         try:
