@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.drawing import COLOURS, WIDE, footer, panels, save
-from harness.frames import SYSTEMS, titled
+from harness.frames import LOOPING, SYSTEMS, titled
 from harness.jobs import run_job, write_whole
 from harness.tables import FORMATS, Table
 from specter.errors import SpecterError
@@ -47,7 +47,7 @@ PARTS = {
 
 
 def read_cells(directory: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Provenance, and one row per cell: means over prompts, least and greatest TPOT.
+    """Provenance, and one row per cell: means over prompts, least and greatest TPOT and share of distinct 4-grams.
 
     Raises:
         SpecterError: there is no complete rounds.json.
@@ -64,7 +64,13 @@ def read_cells(directory: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     for cell in cells:
         means = {key: value["mean"] for key, value in cell.items() if isinstance(value, dict)}
         plain = {key: value for key, value in cell.items() if not isinstance(value, dict)}
-        rows.append(plain | means | {"least": cell["tpot_ms"]["min"], "greatest": cell["tpot_ms"]["max"]})
+        distinct = cell.get("distinct_4grams", {})  # of a resident pass, whose routing stays on the device, unknown
+        rows.append(
+            plain
+            | means
+            | {"least": cell["tpot_ms"]["min"], "greatest": cell["tpot_ms"]["max"]}
+            | {"least_distinct": distinct.get("min"), "most_distinct": distinct.get("max")}
+        )
     return content["provenance"], pd.DataFrame(rows)
 
 
@@ -72,8 +78,19 @@ def _provenance(where: dict[str, Any], cells: pd.DataFrame) -> str:
     prompts = "–".join(str(count) for count in sorted({cells["num_prompts"].min(), cells["num_prompts"].max()}))
     return (
         f"device clock: {where['gpu']}, driver {where.get('driver_version', 'unknown')}, torch {where['torch']}, one "
-        f"run; {where['model']}; 16-token prompts, 128 new tokens, {prompts} prompts, whiskers least to greatest."
+        f"run; {where['model']}; 16-token prompts, 128 new tokens, {prompts} prompts, whiskers least to greatest.\n"
+        f"Equal slots (same_experts): the draft's INT4 experts come on top of them, and LRU gets no slots for them. "
+        f"{_variety(cells)}"
     )
+
+
+def _variety(cells: pd.DataFrame) -> str:
+    """How much the texts repeat themselves, which flatters hit rates and acceptance."""
+    parts = []
+    for sampling, mine in cells.groupby("sampling"):
+        least, most = mine["least_distinct"].min(), mine["most_distinct"].max()
+        parts.append(f"{sampling} {least:.0%}" + ("" if least == most else f" to {most:.0%}"))
+    return f"Distinct 4-grams: {', '.join(parts)} (below {LOOPING:.0%} a text loops)."
 
 
 def _main(cells: pd.DataFrame, tier: str, sampling: str) -> pd.DataFrame:
@@ -108,8 +125,12 @@ def rounds(directory: Path) -> Figure:
     axes[0][0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
-    floors = "K = 16. Black line: floor_trace of the same texts at the link's measured rate."
-    footer(figure, f"{_provenance(where, cells)}\n{floors}")
+    floors = (
+        "K = 16. Black line: floor_trace of the same texts at the link's measured rate. On demand, which loads as much "
+        "for any text, was measured once and stands in every panel."
+    )
+    shown = cells[(cells["variant"] == "") & cells["k"].isin((0, 16))]
+    footer(figure, f"{_provenance(where, shown)}\n{floors}")
     return figure
 
 
@@ -124,7 +145,8 @@ def _ablation(cells: pd.DataFrame) -> pd.DataFrame:
         at = greedy[greedy["tier"] == tier].set_index(["system", "variant"])
         for choice, words in CHOICES.items():
             if choice in at.index:
-                found.setdefault(words, {})[tier] = at["tpot_ms"][choice] / at["floor_trace_ms"][choice]
+                named = f"{words} ({at['num_prompts'][choice]} texts)"
+                found.setdefault(named, {})[tier] = at["tpot_ms"][choice] / at["floor_trace_ms"][choice]
     return pd.DataFrame(found).T
 
 
@@ -145,10 +167,12 @@ def ablation(directory: Path) -> Figure:
     panel.axvline(1, color="#222222", linewidth=0.8)
     panel.set_yticks(range(len(ratios)), ratios.index, fontsize=6.5)
     panel.invert_yaxis()
-    panel.set_xlabel("TPOT over floor_trace of the same texts (fewest loads possible, at the link's measured rate)")
+    panel.set_xlabel("TPOT over floor_trace of the same texts")
     panel.legend(loc="lower right")
     footer(
-        figure, f"{_provenance(where, cells)}\nGreedy, K = 16; against the first bar one thing is switched at a time."
+        figure,
+        f"{_provenance(where, cells)}\nGreedy, K = 16. From the third bar on one thing is switched at a time "
+        "(no prefetch: two); the first two are of more texts, so differences of a few per cent to them mean nothing.",
     )
     return figure
 
