@@ -1,13 +1,12 @@
 """The draft step: one row, INT4 routed experts, eight kernels a layer, captured as one CUDA graph.
 
 Token, position and step number live on the device, so that K replays in a row need no host: the token that a
-step chooses is the one that the next step embeds. Routing and counters reach the host by asynchronous copies.
+step chooses is the one that the next step embeds. Tokens and routing reach the host by mail (`specter.gpu.model`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,16 +19,6 @@ from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting
 from specter.model.rope import softmax_scale
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSnapshot:
-    """What the host may read once `done` has happened; all pinned host memory."""
-
-    tokens: Tensor  # int32 [steps]
-    routing: Tensor  # int16 [steps, MoE layers, k]
-    counts: Tensor  # int32 [MoE layers, E]
-    done: torch.cuda.Event
 
 
 class Draft:
@@ -113,17 +102,6 @@ class Draft:
             self.run()
         else:
             self._graph.replay()
-
-    def snapshot(self, num_steps: int) -> DraftSnapshot:
-        """Starts copies of the first `num_steps` steps' tokens and routing, and of the counters, to the host."""
-
-        def to_host(part: Tensor) -> Tensor:
-            return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)
-
-        tokens, routing, counts = (to_host(p) for p in (self.tokens[:num_steps], self.routing[:num_steps], self.counts))
-        done = torch.cuda.Event(enable_timing=True)
-        done.record()
-        return DraftSnapshot(tokens, routing, counts, done)
 
     def run(self) -> None:
         """The kernels of one step, launched one by one."""

@@ -42,10 +42,6 @@ class BlockFormat:
     encode: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Tensor]
 
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.num_bytes / self.num_values
-
 
 # -- bits ------------------------------------------------------------------------------------
 
