@@ -47,11 +47,12 @@ class DeviceLive:
         """
         DeviceSampling.of(config.sampling)
         system = config.system
-        if system.draft != SHARED or system.foresight != "none":
+        if system.draft != SHARED or system.foresight != "none" or system.transfer != "copy_stream":
             raise SpecterError(
                 f"{system.name} cannot run on a device yet: system.draft={system.draft}, "
-                f"system.foresight={system.foresight}",
-                "run it on the virtual clock, or choose a system whose draft shares the target's weights",
+                f"system.foresight={system.foresight}, system.transfer={system.transfer}",
+                "run it on the virtual clock, or choose a system whose draft shares the target's weights, "
+                "without foresight or swaps",
             )
         costs = build_costs(config)
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
