@@ -129,12 +129,15 @@ def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> str:
     """Everything that decides what comes out of a quantization, as text."""
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+    package = Path(__file__).parents[1]
+    files = sorted([*package.glob("quantize/*.py"), *package.glob("model/*.py")])  # the model walks over the text
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in files))
     parts = {
         "checkpoint": checkpoint.digest(),
         "method": options.method,
         "group": options.group,
         "min_tokens": min_tokens(options, checkpoint.spec),
+        "device": options.device,
         "calibration": text.sha256,
         "tokens": hashlib.sha256(text.tokens.numpy().tobytes()).hexdigest(),
         "code": code.hexdigest(),
