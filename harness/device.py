@@ -229,7 +229,7 @@ def ablation_table(directory: Path) -> Table:
     frame = ratios.reset_index(names="one thing switched")
     notes = [
         "Mean TPOT over mean floor_trace of the same texts: the fewest loads possible, at the link's measured rate.",
-        _provenance(where, cells),
+        *_provenance(where, cells).splitlines(),
     ]
     stated = {"clock": "device", "hardware": where["gpu"], "checkpoint": where["model"]}
     return Table("The cost of each choice on a device", frame, 1, notes, stated)
