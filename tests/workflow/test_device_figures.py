@@ -63,6 +63,20 @@ def test_a_choice_is_held_against_the_floor_of_its_own_texts(directory: Path) ->
     assert len(table) == len(CHOICES)
 
 
+def test_choices_are_compared_on_the_texts_that_they_share(directory: Path) -> None:
+    path = directory / "rounds.json"
+    content = json.loads(path.read_text())
+    for one in content["facts"]["cells"]:
+        one["num_prompts"] = 2 if one["variant"] else 3
+        for key, values in (("tpot_ms", [12.0, 6.0, 90.0]), ("floor_trace_ms", [10.0, 5.0, 10.0])):
+            if key in one:
+                one[key] |= {"values": values[: one["num_prompts"]]}
+    path.write_text(json.dumps(content))
+    frame = ablation_table(directory).frame.set_index("one thing switched")
+    assert frame.loc["Specter, deadline + retain (2 texts)", "high budget (× floor)"] == pytest.approx(1.2)
+    assert frame.index.str.endswith("(2 texts)").all()
+
+
 def test_a_damaged_record_is_named(directory: Path) -> None:
     (directory / "rounds.json").write_text("{}")
     with pytest.raises(SpecterError, match="rounds.json is not a record"):
