@@ -5,6 +5,7 @@ rule device_figure:
     input:
         code("harness/device.py", "harness/drawing.py", "harness/frames.py", "harness/*.mplstyle"),
         "data/reference/{machine}/rounds.json",
+        lambda wildcards: sorted(map(str, Path(f"data/reference/{wildcards.machine}").glob("rounds_*.trace.json.gz"))),
     output:
         pdf="figures/device/{machine}_{figure}.pdf",
         png=report(

@@ -23,7 +23,7 @@ from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ModelSpec
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.int4 import Int4Experts, Int4Matrices
-from specter.standin.inflated import InflatedCheckpoint
+from specter.standin.inflated import GROUP, InflatedCheckpoint
 
 DTYPE = torch.bfloat16
 
@@ -84,7 +84,7 @@ def load_full_size(
     num_tokens = source.num_tokens if isinstance(source, InflatedCheckpoint) else None
     weights = GpuWeights.load(spec, source.tensor, budget.device, DTYPE, num_tokens)
     budget.check(spec.experts_params // 2, "the INT4 experts")
-    int4 = PackedExperts.empty(spec, 128, budget.device)
+    int4 = PackedExperts.empty(spec, codes.gate.group if is_full else GROUP, budget.device)
     for layer in range(spec.num_moe_layers):
         int4.set_layer(layer, *_int4_layer(source, codes, layer, budget.device))
     torch.cuda.empty_cache()
