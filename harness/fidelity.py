@@ -30,7 +30,6 @@ from harness.recordings import read_manifest
 from specter.config import ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.hub import with_local_paths
-from specter.live import check_draft_origin
 from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ModelSpec
 from specter.probes.fidelity import DraftExperts, Study, Texts, order_match, set_match, study
@@ -38,6 +37,7 @@ from specter.prompts import first_texts, load_tokenizer
 from specter.quantize.block_matrices import FORMATS, quantize_blocks
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.layer import LayerExperts
+from specter.quantize.origin import check_draft_origin
 from specter.quantize.rtn import quantize_rtn
 from specter.recording import Recording
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from rich.progress import Progress
 
 from specter.build import build_costs, build_model
 from specter.config import RunConfig, SystemConfig
-from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.load_plan import LoadPlan
@@ -21,30 +19,13 @@ from specter.model.checkpoint import Checkpoint
 from specter.model.decoder import Decoder, DecoderWeights
 from specter.model.invariance import invariance_check
 from specter.model.spec import ExpertId
-from specter.quantize.cli import REPORT_FILE
 from specter.quantize.gptq_format import read_directory
+from specter.quantize.origin import check_draft_origin
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import build_sampler
 
 PLAIN = SystemConfig(name="resident", speculative=False, planner="none", eviction="resident")
 DTYPE = torch.float32  # what a CPU computes in; the checkpoint's int8 or BF16 values are exact in it
-
-
-def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
-    """What the draft's report says it was made from: "this checkpoint", or "unknown" where there is no report.
-
-    Raises:
-        SpecterError: it was made from another checkpoint.
-    """
-    report = directory / REPORT_FILE
-    if not report.is_file():
-        return "unknown"
-    if json.loads(report.read_text())["checkpoint"]["sha256"] != checkpoint.digest():
-        raise SpecterError(
-            f"the draft in {directory} was made from another checkpoint than {checkpoint.directory}",
-            f"make it anew: python -m specter.quantize checkpoint={checkpoint.directory} out={directory}",
-        )
-    return "this checkpoint"
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ModelSpec
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.int4 import Int4Experts, Int4Matrices
+from specter.quantize.origin import check_draft_origin
 from specter.standin.inflated import GROUP, InflatedCheckpoint
 
 DTYPE = torch.bfloat16
@@ -35,6 +35,7 @@ class FullSize:
     spec: ModelSpec
     checkpoint: Checkpoint  # as it lies on the disk: of this size, or a narrow stand-in
     codes: Int4Experts  # the checkpoint's own
+    draft_origin: str  # see `check_draft_origin`
     source: Checkpoint | InflatedCheckpoint
     codec: RawCodec
     store: PinnedStore
@@ -73,7 +74,7 @@ def load_full_size(
             "use clock=virtual, or a checkpoint with latent attention and plain top-k routing",
         )
     opened = Checkpoint.open(checkpoint)
-    check_origin(quantized, opened)
+    draft_origin = check_draft_origin(quantized, opened)
     codes = read_directory(quantized, opened.spec)
     codes.check_plain()
     is_full = opened.spec.hidden == spec.hidden
@@ -88,7 +89,7 @@ def load_full_size(
     for layer in range(spec.num_moe_layers):
         int4.set_layer(layer, *_int4_layer(source, codes, layer, budget.device))
     torch.cuda.empty_cache()
-    return FullSize(spec, opened, codes, source, codec, store, load, weights, int4)
+    return FullSize(spec, opened, codes, draft_origin, source, codec, store, load, weights, int4)
 
 
 def _int4_layer(
@@ -102,17 +103,6 @@ def _int4_layer(
         return Int4Matrices(codes, scales, zeros, batch.group)
 
     return part(codes.gate), part(codes.up), part(codes.down)
-
-
-def check_origin(quantized: Path, checkpoint: Checkpoint) -> None:
-    """Raises SpecterError unless the quantised directory says that it was made from `checkpoint`."""
-    remedy = f"python -m specter.quantize checkpoint={checkpoint.directory} out={quantized}"
-    try:
-        report = json.loads((quantized / "quantization.json").read_text())
-    except (OSError, ValueError):
-        raise SpecterError(f"{quantized} has no readable quantization.json", remedy) from None
-    if report.get("checkpoint", {}).get("sha256") != checkpoint.digest():
-        raise SpecterError(f"{quantized} was made from another checkpoint than {checkpoint.directory}", remedy)
 
 
 def fill(arena: DeviceArena, store: PinnedStore, num_layers: int) -> Tensor:

@@ -62,7 +62,7 @@ class DeviceLive:
         )  # fmt: skip
         notes = {
             "checkpoint_digest": full.checkpoint.digest(),
-            "draft_origin": "this checkpoint",
+            "draft_origin": full.draft_origin,
             "inflated": str(full.source is not full.checkpoint),
             "store_is_page_locked": str(full.load.is_pinned),
             "store_gb_per_s": f"{full.load.gb_per_s:.2f}",

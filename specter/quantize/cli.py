@@ -26,11 +26,10 @@ from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, CalibrationText, load_calibration
 from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
 from specter.quantize.layer import LayerInputs, output_error
+from specter.quantize.origin import REPORT_FILE
 from specter.quantize.quantizers import build_int4, default_min_tokens
 from specter.quantize.rtn import group_of
 from specter.quantize.workspace import Workspace
-
-REPORT_FILE = "quantization.json"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from rich.console import Console
 from specter import run
 from specter.config import from_values, to_dict
 from specter.errors import SpecterError
-from specter.live import check_draft_origin
 from specter.model.checkpoint import Checkpoint
+from specter.quantize.origin import check_draft_origin
 from tests.helpers import RIVALS
 
 CONF = str(Path("conf").absolute())

@@ -1,0 +1,28 @@
+"""Which checkpoint a draft was made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from specter.errors import SpecterError
+from specter.model.checkpoint import Checkpoint
+
+REPORT_FILE = "quantization.json"
+
+
+def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
+    """What the draft's report says it was made from: "this checkpoint", or "unknown" where there is no report.
+
+    Raises:
+        SpecterError: it was made from another checkpoint.
+    """
+    report = directory / REPORT_FILE
+    if not report.is_file():
+        return "unknown"
+    if json.loads(report.read_text())["checkpoint"]["sha256"] != checkpoint.digest():
+        raise SpecterError(
+            f"the draft in {directory} was made from another checkpoint than {checkpoint.directory}",
+            f"make it anew: python -m specter.quantize checkpoint={checkpoint.directory} out={directory}",
+        )
+    return "this checkpoint"
