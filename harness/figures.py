@@ -50,7 +50,7 @@ def tpot(frames: Frames) -> Figure:
         for panel, budget in zip(row, budgets, strict=True):
             part = frame[(frame["sampling"] == sampling) & (frame["budget"] == budget)]
             bars = _by_dataset(part, "tpot_ms")
-            centres = grouped_bars(panel, bars, COLOURS, SYSTEMS)
+            centres = grouped_bars(panel, bars, COLOURS, SYSTEMS, rotation=90)
             floors = _by_dataset(part, "floor_trace_ms").means
             for system in floors.columns.intersection(["specter", "lru"]):
                 half = 0.36 / len(bars.means.columns)
