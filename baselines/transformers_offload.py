@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specter.arguments import parse_arguments
+from specter.bench.eager import load_eager
 from specter.errors import SpecterError
 from specter.model.checkpoint import Checkpoint
 
@@ -40,24 +40,6 @@ class Options:
     device: str = "cpu"  # where modules run
     num_tokens: int = 8
     threads: int = 1
-
-
-def load(directory: Path) -> Any:
-    """transformers' model with the values of a checkpoint, fp32, strictly: every tensor, and no other."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
-
-    checkpoint = Checkpoint.open(directory)
-    spec = checkpoint.spec
-    model = DeepseekV2ForCausalLM(DeepseekV2Config.from_dict(spec.to_config())).float().eval()
-    state: dict[str, Tensor] = {}
-    for name in model.state_dict():
-        if ".mlp.experts." in name:
-            layer = int(name.split(".")[2]) - spec.num_dense_layers
-            state[name] = checkpoint.experts(layer)[0 if "gate_up" in name else 1].float()
-        else:
-            state[name] = checkpoint.tensor(name).float()
-    model.load_state_dict(state, strict=True)
-    return model
 
 
 def offload(model: Any, kind: str, device: str, scratch: Path) -> Any:
@@ -93,7 +75,8 @@ def measure(options: Options, prompt: list[int], report: Callable[[str], None] =
     rows = []
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as scratch:
-            model = offload(load(options.checkpoint), kind, options.device, Path(scratch))
+            model = load_eager(Checkpoint.open(options.checkpoint), "cpu", torch.float32)
+            model = offload(model, kind, options.device, Path(scratch))
             tokens, times = generate(model, prompt, options.num_tokens, options.device)
         rows.append(
             {"system": f"transformers, {kind}", "tokens": tokens, "ttft_ms": times[0],
