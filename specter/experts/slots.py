@@ -13,6 +13,11 @@ SLOT_ALIGNMENT_BYTES = 64
 _POISON = 0xFF  # a float of any width with all bits set is NaN
 
 
+def stride_bytes(codec: RawCodec) -> int:
+    """Bytes from one slot to the next."""
+    return -(-codec.payload_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
+
+
 class SlotArena:
     """`num_slots` slots, poisoned with NaN until written, so that a residency bug cannot go unseen.
 
@@ -26,9 +31,8 @@ class SlotArena:
     def __init__(self, num_slots: int, codec: RawCodec, device: torch.device | str = "cpu") -> None:
         self.num_slots = num_slots
         self.codec = codec
-        stride_bytes = -(-codec.payload_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
         try:
-            self._bytes = torch.full((num_slots, stride_bytes), _POISON, dtype=torch.uint8, device=device)
+            self._bytes = torch.full((num_slots, stride_bytes(codec)), _POISON, dtype=torch.uint8, device=device)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             raise SpecterError(
                 f"{num_slots} slots of {codec.payload_bytes} bytes cannot be allocated on {device}: "

@@ -5,11 +5,9 @@ Which expert lies where, generations and events are `specter.experts.residency`'
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from specter.errors import SpecterError
-from specter.experts.slots import SLOT_ALIGNMENT_BYTES, SlotArena
+from specter.experts.slots import SlotArena, stride_bytes
 from specter.experts.store import RawCodec
 from specter.gpu.memory import DeviceBudget
 
@@ -29,23 +27,11 @@ class DeviceArena(SlotArena):
         )
 
 
-def stride_bytes(codec: RawCodec) -> int:
-    """Bytes from one slot to the next."""
-    return -(-codec.payload_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
-
-
 def open_arena(num_slots: int, codec: RawCodec, budget: DeviceBudget) -> DeviceArena:
     """Allocates `num_slots` slots on the budget's device.
 
     Raises:
-        SpecterError: the slots do not fit the budget.
+        SpecterError: the slots do not fit the budget, or the device refuses them.
     """
     budget.check(num_slots * stride_bytes(codec), f"an arena of {num_slots} experts")
-    try:
-        return DeviceArena(num_slots, codec, budget.device)
-    except torch.OutOfMemoryError as error:
-        raise SpecterError(
-            f"an arena of {num_slots} experts, {num_slots * stride_bytes(codec)} bytes, was refused by the device "
-            f"({str(error).splitlines()[0]})",
-            "hold fewer experts on the device, or end what else runs on it",
-        ) from None
+    return DeviceArena(num_slots, codec, budget.device)

@@ -11,8 +11,9 @@ from rich.console import Console
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.experts.slots import stride_bytes
 from specter.experts.store import RawCodec
-from specter.gpu.arena import DeviceArena, open_arena, stride_bytes
+from specter.gpu.arena import DeviceArena, open_arena
 from specter.gpu.loading import load_store
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.store import PinnedStore
