@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from specter.arguments import parse_arguments
+from specter.bench.inputs import Inputs, run_section
 from specter.bench.report import Report, provenance
-from specter.bench.resident import ResidentBench, bench_prompts
+from specter.bench.resident import NUM_PROMPTS, PROMPT_TOKENS, ResidentBench
 from specter.bench.streaming import StreamingBench
-from specter.errors import SpecterError
-from specter.gpu.full_size import load_full_size
 from specter.gpu.memory import DeviceBudget
-from specter.model.spec import DEEPSEEK_V2_LITE
 
 SUMMARY_KEYS = (
     "draft_step_ms",
@@ -38,16 +37,10 @@ SUMMARY_KEYS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Inputs):
     """The command line."""
 
-    checkpoint: Path = Path("data/standins/deepseek_v2_lite")  # the narrow stand-in
-    quantized: Path = Path("results/quantized/deepseek_v2_lite/gptq")  # its INT4 experts
-    tokenizer: Path = Path("data/standins/tokenizer.json")
-    prompts: Path = Path("data/prompts")
     out: Path = Path("data/reference/h200/kernels.json")
-    commit: str = ""  # of the code, where there is no git
-    pin: str = "require"  # or prefer, off: see specter/gpu/store.py
     cap_gb: int = 40  # device budget of the sections that stream experts
 
 
@@ -58,35 +51,13 @@ def run(options: Options, console: Console) -> Report:
         SpecterError: no device, or anything wrong with the input, before large work.
     """
     start = time.perf_counter()
-    spec = DEEPSEEK_V2_LITE
     budget = DeviceBudget("cuda", options.cap_gb * 10**9)
-    if options.pin not in ("require", "prefer", "off"):
-        raise SpecterError(f"pin={options.pin} is unknown", "use pin=require, pin=prefer or pin=off")
-    prompts = bench_prompts(options.prompts, options.tokenizer)
-    model = load_full_size(options.checkpoint, options.quantized, spec, budget, options.pin, console)  # type: ignore[arg-type]
-    report = Report(
-        options.out,
-        provenance(
-            budget.device,
-            options.commit,
-            model=f"{spec.name}, inflated from {model.checkpoint.spec.name} (tiled, BF16)",
-            checkpoint_sha256=model.checkpoint.digest(),
-            int4=f"{model.codes.method}, tiled",
-            pin=options.pin,
-        ),
-        summary=dict.fromkeys(SUMMARY_KEYS),
-    )
-
-    def section(name: str, measure: Callable[[], None]) -> None:
-        begin = time.perf_counter()
-        try:
-            measure()
-        except Exception as error:  # one section's failure must not cost the others' results
-            report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
-            console.print_exception()
-        report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
-        report.write()
-
+    options.check()
+    prompts = options.load_prompts(NUM_PROMPTS, PROMPT_TOKENS)
+    model = options.load(budget, console)
+    report = options.report(options.out, model, budget)
+    report.summary |= dict.fromkeys(SUMMARY_KEYS)
+    section = partial(run_section, report=report, console=console)
     streaming = StreamingBench(model, budget, report, prompts)
     section("loading", streaming.loading)
     section("rates", streaming.rates)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,12 +30,6 @@ CAPACITY = 512  # KV positions
 VERIFY_ROWS = 17  # K = 16
 DRAFT_STEPS = 16
 EAGER_STEPS, EAGER_REPEATS = 8, 9
-
-
-def bench_prompts(directory: Path, tokenizer: Path) -> list[list[int]]:
-    """Twenty prompts of 48 tokens, from the data sets that experiments run on."""
-    files = [path for path in directory.glob("*.jsonl") if path.stem != "heldout"]
-    return agreement.load_prompts(files, tokenizer, NUM_PROMPTS, PROMPT_TOKENS)
 
 
 class ResidentBench:

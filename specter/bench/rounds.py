@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from tokenizers import Tokenizer
 
 from specter.arguments import parse_arguments
 from specter.bench import stress
-from specter.bench.agreement import load_prompts
 from specter.bench.cells import (
     NO_FUSED_KERNEL,
     NO_GRAPHS,
@@ -35,14 +34,15 @@ from specter.bench.cells import (
     measure,
     run_cell,
 )
+from specter.bench.inputs import Inputs, run_section
 from specter.bench.measure import Sample, device_ms
-from specter.bench.report import Report, Row, provenance
+from specter.bench.report import Report, Row
 from specter.errors import SpecterError
 from specter.gpu.arena import DeviceArena, open_arena
-from specter.gpu.full_size import FullSize, load_full_size
+from specter.gpu.full_size import FullSize
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.store import PinnedStore
-from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId
+from specter.model.spec import ExpertId
 from specter.progress import make_progress
 from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware, load_hardware
@@ -75,17 +75,11 @@ SECTIONS = ("link", "main", "depth", "ablations", "lossless", "traces")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Inputs):
     """The command line."""
 
-    checkpoint: Path = Path("data/standins/deepseek_v2_lite")  # the narrow stand-in
-    quantized: Path = Path("results/quantized/deepseek_v2_lite/gptq")  # its INT4 experts
-    tokenizer: Path = Path("data/standins/tokenizer.json")
-    prompts: Path = Path("data/prompts")
     hardware: Path = Path("conf/hardware/h200_pcie5.yaml")  # for the floors, but for the link, which is measured
     out: Path = Path("data/reference/h200/rounds.json")
-    commit: str = ""  # of the code, where there is no git
-    pin: str = "require"  # or prefer, off: see specter/gpu/store.py
     sections: str = ",".join(SECTIONS)
     num_prompts: int = 5  # of the main cells
     num_lossless: int = 4  # prompts of every bit-for-bit combination; 20 take three minutes
@@ -236,47 +230,28 @@ def run(options: Options, console: Console) -> Report:
     sections = options.sections.split(",")
     if unknown := [name for name in sections if name not in SECTIONS]:
         raise SpecterError(f"section {unknown[0]!r} is unknown", f"use some of: {','.join(SECTIONS)}")
-    if options.pin not in ("require", "prefer", "off"):
-        raise SpecterError(f"pin={options.pin} is unknown", "use pin=require, pin=prefer or pin=off")
+    options.check()
     budget = DeviceBudget("cuda")
     hardware = load_hardware(options.hardware)
-    files = [path for path in options.prompts.glob("*.jsonl") if path.stem != "heldout"]
     num_prompts = max(options.num_prompts, options.num_lossless)
-    prompts = load_prompts(files, options.tokenizer, num_prompts, PROMPT_TOKENS)
+    prompts = options.load_prompts(num_prompts, PROMPT_TOKENS)
     spread = prompts[:: num_prompts // options.num_prompts][: options.num_prompts]  # from all data sets
     prompts = [*spread, *(prompt for prompt in prompts if prompt not in spread)]
     warmup = Tokenizer.from_file(str(options.tokenizer)).encode((options.prompts / "warmup.txt").read_text()).ids
-    full = load_full_size(options.checkpoint, options.quantized, DEEPSEEK_V2_LITE, budget, options.pin, console)  # type: ignore[arg-type]
-    inputs = {
-        "model": f"{full.spec.name}, inflated from {full.checkpoint.spec.name} (tiled, BF16)",
-        "checkpoint_sha256": full.checkpoint.digest(),
-        "int4": f"{full.codes.method}, tiled",
-        "pin": options.pin,
-    }
-    report = Report(options.out, provenance(budget.device, options.commit, **inputs))
+    full = options.load(budget, console)
+    report = options.report(options.out, full, budget)
     with make_progress(console) as progress:
         bench = RoundsBench(
             full, budget, hardware, prompts, warmup[:PROMPT_TOKENS], options, report, progress, Beds(full, budget)
         )
         for name in sections:
-            _section(name, getattr(bench, name), report, console)
+            run_section(name, getattr(bench, name), report, console)
     use = budget.use()
     report.facts["device memory"] = dataclasses.asdict(use)
     report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
     report.write()
     bench.show(console)
     return report
-
-
-def _section(name: str, measure: Callable[[], None], report: Report, console: Console) -> None:
-    begin = time.perf_counter()
-    try:
-        measure()
-    except Exception as error:  # one section's failure must not cost the others' results
-        report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
-        console.print_exception()
-    report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
-    report.write()
 
 
 def _cell(system: str, tier: str, sampling: str) -> Cell:

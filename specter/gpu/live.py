@@ -22,7 +22,7 @@ from specter.speculation.accept import TokenSampler
 from specter.timeline.cuda import CudaTimeline
 
 # Plain decoding without a draft, through the expert cache: it runs where the model does not fit, too.
-PLAIN = SystemConfig(name="lru", speculative=False, planner="none", eviction="lru")
+PLAIN_CACHED = SystemConfig(name="lru", speculative=False, planner="none", eviction="lru")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,5 +98,5 @@ class DeviceLive:
     ) -> bool | None:
         """Whether plain decoding yields the same tokens."""
         budget = dataclasses.replace(config.budget, policy="same_experts")  # the draft's bytes are taken
-        plain = dataclasses.replace(config, system=PLAIN, budget=budget, warmup_tokens=0, trace=False)
+        plain = dataclasses.replace(config, system=PLAIN_CACHED, budget=budget, warmup_tokens=0, trace=False)
         return self.run(plain, result.recording.prompt, (), on_commit).generation.tokens == result.generation.tokens
