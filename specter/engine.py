@@ -105,8 +105,9 @@ class Engine:
         Raises:
             SpecterError: an empty prompt, or one that does not fit the KV cache with what is to follow.
 
-        Whatever is raised meanwhile, an interruption from the keyboard included, `self.generation` keeps the finished
-        rounds, and the next call starts with an empty cache.
+        Both lanes are idle when it returns: slots may be filled anew, or given up. Whatever is raised meanwhile, an
+        interruption from the keyboard included, `self.generation` keeps the finished rounds, and the next call starts
+        with an empty cache.
         """
         check_length(len(prompt), max_new_tokens, self.costs.kv_capacity)
         if self._is_interrupted:
@@ -129,6 +130,7 @@ class Engine:
             generation.rounds.append(self.run_round(context, len(generation.rounds), remaining))
             on_commit(context.tokens[-generation.rounds[-1].new_len :])
         generation.tokens = context.tokens[len(prompt) :]
+        self.timeline.drain()  # copies of the last round's plan may be under way
         self._is_interrupted = False
         return generation
 

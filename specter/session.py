@@ -57,7 +57,6 @@ def run_input(
     if config.warmup_tokens:
         generation = engine.generate(warmup_prompt, config.warmup_tokens, on_commit)
         warmup = recorder.finish(generation, {})
-        engine.timeline.drain()
 
     residents: list[ExpertId] = []
 

@@ -174,11 +174,9 @@ def run_cell(
     engine = build_engine(cell.config(), recorder, TokenSampler(), bed.move, make_timeline(), costs)
     if warmup_tokens:
         engine.generate(warmup, warmup_tokens)
-        engine.timeline.drain()
     state = engine.cache.snapshot()
     texts = []
     for prompt in prompts:
-        engine.timeline.drain()  # a text's last round may leave copies under way, into slots that are filled anew
         engine.cache.restore(state)
         engine.timeline.drain()
         residents: list[ExpertId] = []
@@ -189,7 +187,6 @@ def run_cell(
 
         generation = engine.generate(prompt, num_tokens, on_commit)
         texts.append((generation, recorder.finish(generation, {}), residents))
-    engine.timeline.drain()  # the next cell's engine has the same slots and other streams
     return Generations(cell, len(engine.cache.residency.slots), costs, texts)
 
 

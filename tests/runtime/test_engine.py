@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from specter.errors import SpecterError
 from specter.records import Generation
-from tests.runtime.fakes import TINY, FakeModel, make_engine, plain
+from specter.timeline.virtual import VirtualTimeline
+from tests.runtime.fakes import MACHINE, TINY, FakeModel, make_engine, plain
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -112,3 +114,29 @@ def test_empty_and_too_long_prompts_are_refused():
     with pytest.raises(SpecterError, match="kv_capacity=260"):
         engine.generate([1] * 250, 10)
     engine.generate([1] * 246, 10)
+
+
+class Lanes(VirtualTimeline):
+    """Knows whether the host has waited for both lanes since anything was issued."""
+
+    is_idle = True
+
+    def compute(self, *args: Any, **options: Any) -> Any:
+        self.is_idle = False
+        return super().compute(*args, **options)
+
+    def copy(self, *args: Any, **options: Any) -> Any:
+        self.is_idle = False
+        return super().copy(*args, **options)
+
+    def drain(self) -> None:
+        super().drain()
+        self.is_idle = True
+
+
+@pytest.mark.parametrize("planner", ["none", "three_phase", "deadline"])
+def test_nothing_is_under_way_when_a_generation_returns(planner: str):
+    """On a device its slots may then be filled anew, or their memory given to somebody else."""
+    timeline = Lanes(MACHINE)
+    make_engine(FakeModel(sometimes), 12, 4, planner=planner, timeline=timeline).generate(PROMPT, 30)
+    assert timeline.is_idle
