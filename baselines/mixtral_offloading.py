@@ -24,7 +24,7 @@ from specter.config import SystemConfig
 from specter.experts.residency import Slot
 from specter.experts.transfer import Mover, Transfer
 from specter.model.spec import ExpertId
-from specter.timeline.base import Event, LaneTotals, T, Timeline, Work
+from specter.timeline.base import Event, LaneTotals, Mark, T, Timeline, Work
 
 SYSTEM = SystemConfig(
     name="mixtral_offloading", speculative=False, planner="none", eviction="lru", transfer="swap", num_buffers=4
@@ -80,6 +80,12 @@ class OneStream:
 
     def totals(self) -> LaneTotals:
         return self._inner.totals()
+
+    def mark(self) -> Mark:
+        return self._inner.mark()
+
+    def totals_at(self, mark: Mark) -> LaneTotals:
+        return self._inner.totals_at(mark)
 
 
 class SwapTransfer(Transfer):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from specter.gpu.arena import open_arena
+from specter.gpu.copies import make_mover
 from specter.gpu.device_pass import DevicePasses
 from specter.gpu.draft import Draft
 from specter.gpu.full_size import DTYPE, FullSize, fill
@@ -14,11 +15,12 @@ from specter.gpu.memory import DeviceBudget
 from specter.gpu.model import DeviceModel
 from specter.gpu.target import Target
 from specter.gpu.weights import GpuKVCache
-from specter.model.spec import ExpertId
 
 
 class Bed:
     """Everything on the device that depends on the number of slots or on how tokens are chosen.
+
+    `move` is its `Mover`.
 
     Args:
         is_resident: every expert has a slot and passes run whole, as one graph each; there is no draft then.
@@ -46,8 +48,8 @@ class Bed:
     ) -> None:
         spec, device = full.spec, budget.device
         self.spec = spec
-        self._full = full
         self._arena = open_arena(num_slots, full.codec, budget)
+        self.move = make_mover(self._arena, full.store)
         self.is_resident = is_resident
         table = fill(self._arena, full.store, spec.num_moe_layers) if is_resident else None
         pdl = device.type == "cuda"
@@ -65,10 +67,6 @@ class Bed:
         for num_rows in set(row_counts) - self._captured:
             self.model.capture(num_rows)
             self._captured.add(num_rows)
-
-    def move(self, expert: ExpertId, slot: int) -> None:
-        """A `Mover`: copies a payload from the store into a slot, asynchronously on the current stream."""
-        self._arena.write(slot, self._full.store.payload(expert))
 
     def poison(self) -> None:
         """Fills every slot with NaN, unless all are resident: whoever reads what did not arrive cannot go unseen."""
