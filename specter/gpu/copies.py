@@ -1,4 +1,4 @@
-"""Expert copies by the driver's own call: addresses are known in advance, and the host has two hundred to issue a round.
+"""Expert copies by the driver's own call: addresses are known in advance, and a round has hundreds to issue.
 
 `Tensor.copy_` finds out about both tensors anew every time. The driver library is used, not the runtime's: it has one
 name in every CUDA version, and it is in the process as soon as a device is.
