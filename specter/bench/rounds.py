@@ -41,16 +41,18 @@ from specter.bench.cells import (
     measure,
     run_cell,
 )
+from specter.bench.host import host_rows
 from specter.bench.inputs import Inputs, run_section
 from specter.bench.measure import Sample, device_ms
 from specter.bench.report import Report, Row, provenance
 from specter.bench.resume import Earlier, different_texts, plain_texts
 from specter.errors import SpecterError
 from specter.experts.cache import CacheState
-from specter.gpu.arena import DeviceArena, open_arena
+from specter.experts.transfer import Mover
+from specter.gpu.arena import open_arena
+from specter.gpu.copies import make_mover
 from specter.gpu.full_size import FullSize
 from specter.gpu.memory import DeviceBudget
-from specter.gpu.store import PinnedStore
 from specter.model.spec import ExpertId
 from specter.progress import make_progress
 from specter.timeline.cuda import CudaTimeline
@@ -112,7 +114,7 @@ class RoundsBench:
     results: dict[Cell, CellResult] = field(default_factory=dict)
     # Caches after the warm-up, by eviction, slots and sampling: policies that differ in nothing else start alike.
     _states: dict[tuple[str, int, str, str], CacheState] = field(default_factory=dict)
-    _scratch: DeviceArena | None = None
+    _move: Mover | None = None
 
     def run(self, cell: Cell, num_prompts: int) -> CellResult:
         """Measures a cell, once."""
@@ -143,15 +145,15 @@ class RoundsBench:
     # -- sections --------------------------------------------------------------------------------
 
     def link(self) -> None:
-        """The plain pinned copy that every rate is held against: expert by expert, and a whole layer at once.
-
-        The two tell what batching adjacent copies would bring.
-        """
+        """The plain pinned copy that every rate is held against, expert by expert, and a whole layer at once (which
+        tells what batching adjacent copies would bring); and what the host pays for issuing them."""
         store, num_experts = self.full.store, self.full.spec.num_experts
         single = Sample(tuple(self._link_rate() / 1e9 for _ in range(5)))
         self.report.add(Row("link, one expert per copy", "GB/s", single, note="pinned host to device, back to back"))
         arena = open_arena(num_experts, self.full.codec, self.budget)
         layers = device_ms(lambda index: arena.write_run(0, store.arena(index % store.num_layers)), per_repeat=4)
+        for row in host_rows(arena, store):
+            self.report.add(row)
         whole = Sample(tuple(store.layer_bytes / ms / 1e6 for ms in layers.values))
         self.report.add(Row("link, one layer per copy", "GB/s", whole, note="64 adjacent experts"))
 
@@ -200,10 +202,16 @@ class RoundsBench:
 
     def _link_rate(self) -> float:
         """Bytes per second of experts copied one behind the other, on the current stream."""
-        if self._scratch is None:
-            self._scratch = open_arena(2, self.full.codec, self.budget)
-        sample = device_ms(partial(_copy_expert, self._scratch, self.full.store), repeats=1, per_repeat=100)
-        return self.full.store.codec.payload_bytes / sample.median * 1e3
+        store = self.full.store
+        if self._move is None:
+            self._move = make_mover(open_arena(2, self.full.codec, self.budget), store)
+        move = self._move
+
+        def copy(index: int) -> None:
+            layer, expert = divmod(index, store.num_experts)
+            move(ExpertId(layer % store.num_layers, expert), expert % 2)
+
+        return store.codec.payload_bytes / device_ms(copy, repeats=1, per_repeat=100).median * 1e3
 
     def conclude(self) -> None:
         """What all sections together say, those of earlier calls included."""
@@ -290,11 +298,6 @@ def _cell(system: str, tier: str, sampling: str) -> Cell:
     elif system == "on_demand":  # keeps nothing and loads k experts a layer, whatever the text and the budget
         tier, sampling = "high", "greedy"
     return Cell(system, tier, sampling, K if "specter" in system else 0)
-
-
-def _copy_expert(arena: DeviceArena, store: PinnedStore, index: int) -> None:
-    layer, expert = divmod(index, store.num_experts)
-    arena.write(expert % 2, store.payload(ExpertId(layer % store.num_layers, expert)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
