@@ -27,7 +27,7 @@ def filled_store(codec: RawCodec, locker: FakeLocker | None) -> PinnedStore:
     store = PinnedStore(codec, NUM_LAYERS, NUM_EXPERTS, "require", locker)
     for layer in range(NUM_LAYERS):
         generator = torch.Generator().manual_seed(layer)
-        arena = store.open_layer()
+        arena = store.open_layer(layer)
         arena.copy_(torch.randint(0, 255, arena.shape, dtype=torch.uint8, generator=generator))
     return store
 
