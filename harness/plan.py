@@ -183,7 +183,7 @@ def _inputs(scale: Scale, experiment: Experiment, model: str) -> list[int]:
 def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
     """The runs of one experiment on one model and data set, at a scale."""
     size, what = load_scale(scale), load_experiment(experiment)
-    systems = [_group("system", name) for name in what.systems]
+    systems = [_group("system", name) for name in size.systems(what, model)]
     return Matrix(
         base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}", what.kv_capacity),
         systems=systems,
@@ -203,7 +203,7 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
     """
     size, what = load_scale(scale), load_experiment(experiment)
     kinds = {(0, SHARED)}  # K and draft
-    for system in (_group("system", name) for name in what.systems):
+    for system in (_group("system", name) for name in size.systems(what, model)):
         if system["speculative"]:
             kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, model, system)}
     lives = [
@@ -288,7 +288,7 @@ def decomposition_plan(scale: str, model: str, dataset: str) -> DecompositionPla
         "sampling": _group("sampling", what.samplings[0]),
         "prompt_tokens": what.prompt_tokens[0],
     }
-    systems = {name: _group("system", name) for name in what.systems}
+    systems = {name: _group("system", name) for name in size.systems(what, model)}
     heroes = {name: values for name, values in systems.items() if name.startswith("specter")}
     return DecompositionPlan(
         base=base,

@@ -72,6 +72,7 @@ class Share:
     experiments: list[str]
     num_datasets: int  # the first ones
     num_inputs: int  # of each
+    systems: list[str] = field(default_factory=list)  # of each experiment; none: all
 
 
 @dataclass
@@ -99,6 +100,11 @@ class Scale:
         if self.others is None or model == self.models[0]:
             return Share(self.experiments, len(self.datasets), self.max_inputs)
         return self.others
+
+    def systems(self, experiment: Experiment, model: str) -> list[str]:
+        """The systems of an experiment that `model` runs."""
+        wanted = self.share(model).systems
+        return [name for name in experiment.systems if not wanted or name in wanted]
 
     def models_of(self, *experiments: str) -> list[str]:
         """The models that run all of these experiments; those of `DERIVED` go with their source."""

@@ -64,6 +64,7 @@ def test_models_after_the_first_run_their_share(monkeypatch: pytest.MonkeyPatch)
     assert len(scales.datasets("laptop", "main", second)) == scale.others.num_datasets
     runs = plan.matrix("laptop", "main", second, scale.datasets[0]).runs()
     assert {config.input for config in runs} == set(range(scale.others.num_inputs))
+    assert {config.system.name for config in runs} == set(scale.others.systems)
     monkeypatch.setattr(scale, "others", None)
     assert scale.models_of("rivals") == scale.models
 
