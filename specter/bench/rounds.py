@@ -222,6 +222,7 @@ class RoundsBench:
         facts["bit for bit, measured cells"] = {"cells": num_compared, "different": different}
         if (outcome := facts.get("bit for bit, all policies")) is not None:
             self.report.summary["bit_equal"] = outcome["all_equal"] and not different
+        self.report.write()
 
     def _summarize(self, tier: str, sampling: str) -> None:
         summary, ours = self.report.summary, self.results[_cell(OURS, tier, sampling)]
