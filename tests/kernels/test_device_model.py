@@ -91,6 +91,41 @@ def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
     assert last.outputs().tolist() == expected[1:]
 
 
+def test_a_short_pass_is_launched_as_a_longer_one_that_was_captured(models: Models) -> None:
+    tokens, target = tokens_of(2).tolist(), models.target
+    assert target.slot_table is not None
+    table = target.slot_table.cpu().numpy()
+    outputs, routings = [], []
+    for captured in ((), (1, 3)):
+        passes = DevicePasses(target)
+        for num_rows in captured:
+            if DEV.type == "cuda":
+                passes.capture(num_rows)
+            else:
+                passes._captured[num_rows] = passes._launches(num_rows)
+        target.results.zero_()
+        one = passes.begin(tokens, 0, 2)
+        for layer in range(SPEC.num_layers):
+            routing = one.mix(layer)
+            if DEV.type == "cuda":
+                torch.cuda.synchronize()
+            if routing is not None:
+                assert routing.shape == (2, SPEC.top_k)
+                routings.append(routing.copy())
+                experts = np.unique(routing).tolist()
+                one.run_experts(layer, experts, table[layer - SPEC.num_dense_layers, experts].tolist())
+                one.combine(layer)
+        outputs.append(one.outputs())
+        if DEV.type == "cuda":
+            torch.cuda.synchronize()
+        outputs[-1] = outputs[-1].tolist()
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 2
+    half = len(routings) // 2
+    assert all((mine == other).all() for mine, other in zip(routings[:half], routings[half:], strict=True))
+    assert passes._num_launched(2, CAPACITY - 3, 2) == 3 and passes._num_launched(2, CAPACITY - 2, 2) == 2
+    assert passes._num_launched(2, 0, 1) == 2, "the outputs of a graph are of all its rows"
+
+
 def test_a_pass_that_does_not_fit_is_refused(models: Models) -> None:
     with pytest.raises(SpecterError, match="49 rows"):
         DevicePasses(models.target).begin([1] * 49, 0, 1)
@@ -150,8 +185,11 @@ def test_an_interrupted_round_leaves_an_engine_that_works(models: Models) -> Non
     one = engine(models, 2, 4)
     expected = one.generate(prompt, 24).tokens
 
+    commits = []
+
     def interrupt(tokens: list[int]) -> None:
-        if len(one.generation.rounds if one.generation else ()) == 2:
+        commits.append(tokens)
+        if len(commits) == 3:  # prefill's, and two rounds'
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
