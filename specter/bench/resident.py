@@ -110,7 +110,7 @@ class ResidentBench:
     def bit_equality(self) -> None:
         """Plain decoding of 17 tokens, then the same 17 as one verification: logits and KV, bit by bit."""
         target, equal = self.target, []
-        latents = target.cache.latents
+        entries = target.cache.entries
         for prompt in self.prompts:
             self._prefill_resident(prompt)
             token = target.tokens[:1].clone()
@@ -122,13 +122,13 @@ class ResidentBench:
                 token = target.tokens[:1].clone()
                 logits.append(target.logits[0].clone())
             new = slice(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS)
-            plain_kv = latents[:, new].clone()
-            latents[:, new] = torch.nan  # whatever the verification does not write itself would show
+            plain_kv = entries[:, new].clone()
+            entries[:, new] = torch.nan  # whatever the verification does not write itself would show
             target.begin(torch.cat(tokens), PROMPT_TOKENS, VERIFY_ROWS)
             target.forward(VERIFY_ROWS)
             same = torch.equal(target.logits[:VERIFY_ROWS], torch.stack(logits))
-            equal.append(same and torch.equal(latents[:, new], plain_kv))
-            latents[:, new] = 0
+            equal.append(same and torch.equal(entries[:, new], plain_kv))
+            entries[:, new] = 0
         self.report.facts["bit-equal prompts"] = f"{sum(equal)} of {len(equal)}, logits and KV of {VERIFY_ROWS} rows"
         self.report.summary["bit_equal"] = all(equal)
 

@@ -100,18 +100,18 @@ def engine(
     models: Models, k: int, num_slots: int, stress_seed: int | None = None, mover: Mover | None = None
 ) -> Engine:
     """On the device clock where there is a device, graphs included."""
-    is_device = DEV.type == "cuda"
-    arena = torch.full((num_slots, SPEC.expert_params + 32), torch.nan, device=DEV)
+    spec, is_device = models.weights.spec, DEV.type == "cuda"
+    arena = torch.full((num_slots, spec.expert_params + 32), torch.nan, device=DEV)
     store = {
         ExpertId(layer, expert): models.cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
-        for layer in range(SPEC.num_moe_layers)
-        for expert in range(SPEC.num_experts)
+        for layer in range(spec.num_moe_layers)
+        for expert in range(spec.num_experts)
     }
     if is_device:
         store = {expert: payload.pin_memory() for expert, payload in store.items()}
 
     def move(expert: ExpertId, slot: int) -> None:
-        arena[slot, : SPEC.expert_params].copy_(store[expert], non_blocking=True)
+        arena[slot, : spec.expert_params].copy_(store[expert], non_blocking=True)
 
     target = Target(models.weights, arena, models.cache, 16, None, pdl=False, tuning=TARGET)
     model = DeviceModel(DevicePasses(target), models.draft, is_graphed=is_device)
@@ -119,8 +119,8 @@ def engine(
     if is_device:
         model.capture(k + 1)
         timeline = CudaTimeline() if stress_seed is None else StressedTimeline(seed=stress_seed)
-    costs = CostModel(SPEC, 16, CAPACITY)
-    quotas = layer_quotas(num_slots, SPEC.num_moe_layers)
+    costs = CostModel(spec, 16, CAPACITY)
+    quotas = layer_quotas(num_slots, spec.num_moe_layers)
     transfer = Transfer(timeline, costs.payload_bytes, mover or move)
     cache = ExpertCache(Residency(num_slots), LruEviction(quotas), transfer, timeline)
     planner = DeadlinePlanner() if k else None
