@@ -50,6 +50,7 @@ LIVE_CODE = (
 )
 # What each figure and table shows: experiments, or the probes.
 FIGURES = {
+    "models": ("main",),
     "tpot": ("main",),
     "speedup": ("main",),
     "acceptance": ("main", "probe"),
@@ -65,6 +66,7 @@ FIGURES = {
     "decomposition": ("rivals", "decomposition"),
 }
 TABLES = {
+    "models": ("main",),
     "main": ("main",),
     "systems": ("main",),
     "fidelity": ("probe",),
@@ -84,10 +86,23 @@ TABLES = {
     "published_ratio": ("rivals", "decomposition"),
     "transformers_offload": ("transformers_offload",),
 }
+# Figures that show one model each; all others show every model in panels of its own.
+OF_ONE_MODEL = {
+    "tpot", "speedup", "acceptance", "k_sweep", "budget_sweep", "hardware", "rivals", "prompt_length", "decomposition",
+}  # fmt: skip
 # Tidy tables that come from jobs of their own, and the experiment whose recordings they need.
 DERIVED = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
 Values = dict[str, Any]
 Schema = TypeVar("Schema")
+
+
+@dataclass
+class Share:
+    """What the models after a scale's first run of it."""
+
+    experiments: list[str]
+    num_datasets: int  # the first ones
+    num_inputs: int  # of each
 
 
 @dataclass
@@ -108,6 +123,18 @@ class Scale:
     warmup_tokens: int
     num_live_checks: int
     num_probe_texts: int
+    others: Share | None = None  # none: every model runs all of it
+
+    def share(self, model: str) -> Share:
+        """What `model` runs of this scale."""
+        if self.others is None or model == self.models[0]:
+            return Share(self.experiments, len(self.datasets), self.max_inputs)
+        return self.others
+
+    def models_of(self, *experiments: str) -> list[str]:
+        """The models that run all of these experiments; those of `DERIVED` go with their source."""
+        needed = {DERIVED.get(name, name) for name in experiments}
+        return [model for model in self.models if needed.issubset(self.share(model).experiments)]
 
 
 @dataclass
@@ -120,7 +147,7 @@ class Experiment:
     systems: list[str]
     budgets: list[str]
     samplings: list[str]
-    ks: list[int]
+    ks: list[int]  # none: the K that the paper gives the model
     hardware: list[str]
     prompt_tokens: list[int]
     num_inputs: int
@@ -303,21 +330,22 @@ def _base(scale: Scale, model: str, dataset: str, results: str, kv_capacity: int
     return to_dict(base)
 
 
-def _depths(scale: Scale, experiment: Experiment, system: Values) -> list[int]:
+def _depths(scale: Scale, experiment: Experiment, model: str, system: Values) -> list[int]:
     """The K that a system runs at. Plain decoding, and a system with a K of its own, run once."""
     if not system["speculative"]:
         return [1]
     ks = experiment.depths.get(system["name"], experiment.ks) if system["draft_len"] is None else [system["draft_len"]]
-    return sorted({min(k, scale.max_k) for k in ks})
+    return sorted({min(k, scale.max_k) for k in ks or [compose([f"model={model}"]).model.published_k]})
 
 
-def _inputs(scale: Scale, experiment: Experiment) -> list[int]:
-    return list(range(min(scale.max_inputs, experiment.num_inputs)))
+def _inputs(scale: Scale, experiment: Experiment, model: str) -> list[int]:
+    return list(range(min(scale.share(model).num_inputs, experiment.num_inputs)))
 
 
-def datasets(scale: str, experiment: str) -> list[str]:
-    """The data sets that an experiment runs on at a scale."""
-    return load_scale(scale).datasets[: load_experiment(experiment).num_datasets]
+def datasets(scale: str, experiment: str, model: str) -> list[str]:
+    """The data sets that an experiment runs on with a model, at a scale."""
+    size = load_scale(scale)
+    return size.datasets[: min(load_experiment(experiment).num_datasets, size.share(model).num_datasets)]
 
 
 def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
@@ -330,9 +358,9 @@ def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
         budgets=[_budget(name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         samplings=[_group("sampling", name) for name in what.samplings],
         hardware=[_group("hardware", name) for name in what.hardware],
-        depths={system["name"]: _depths(size, what, system) for system in systems},
+        depths={system["name"]: _depths(size, what, model, system) for system in systems},
         prompt_tokens=what.prompt_tokens,
-        inputs=_inputs(size, what),
+        inputs=_inputs(size, what, model),
     )
 
 
@@ -345,13 +373,13 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
     kinds = {(0, SHARED)}  # K and draft
     for system in (_group("system", name) for name in what.systems):
         if system["speculative"]:
-            kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, system)}
+            kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, model, system)}
     lives = [
         Live(sampling, prompt_tokens, k, index, draft)
         for sampling in sorted(what.samplings)
         for prompt_tokens in what.prompt_tokens
         for k, draft in sorted(kinds)
-        for index in _inputs(size, what)
+        for index in _inputs(size, what, model)
     ]
     return LivePlan(
         base=_base(size, model, dataset, f"results/{scale}/recordings/{model}", what.kv_capacity),
@@ -436,9 +464,31 @@ def decomposition_plan(scale: str, model: str, dataset: str) -> DecompositionPla
         heroes=heroes,
         budgets=[_group("budget", name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         hardware=[_group("hardware", name) for name in (*what.hardware, "a100_12gbps")],
-        inputs=_inputs(size, what)[:1],
-        k=min(what.ks[0], size.max_k),
+        inputs=_inputs(size, what, model)[:1],
+        k=_depths(size, what, model, _group("system", "specter"))[0],
     )
+
+
+def figures(scale: str) -> list[str]:
+    """The figures that a scale can fill, as files are named: of a model but the scale's first, `figure-model`."""
+    size = load_scale(scale)
+    return [
+        figure if model == size.models[0] else f"{figure}-{model}"
+        for figure, sources in FIGURES.items()
+        for model in (size.models_of(*sources) if figure in OF_ONE_MODEL else size.models_of(*sources)[:1])
+    ]
+
+
+def tables(scale: str) -> list[str]:
+    """The tables that a scale can fill."""
+    size = load_scale(scale)
+    return [table for table, sources in TABLES.items() if size.models_of(*sources)]
+
+
+def drawn(scale: str, name: str) -> str:
+    """What `harness.figures` is asked for one of `figures`: the figure, and its model if it shows one."""
+    figure, _, model = name.partition("-")
+    return f"{figure} {model or load_scale(scale).models[0]}" if figure in OF_ONE_MODEL else figure
 
 
 def digest(plan: Matrix | LivePlan | ProbePlan | Probe | DecompositionPlan | Scale) -> str:

@@ -51,24 +51,33 @@ def prompts(wildcards):
 
 def manifests(wildcards, experiment):
     directory = f"results/{wildcards.scale}/manifests/{experiment}/{wildcards.model}"
-    return [f"{directory}/{dataset}.json" for dataset in plan.datasets(wildcards.scale, experiment)]
+    return [f"{directory}/{dataset}.json" for dataset in plan.datasets(wildcards.scale, experiment, wildcards.model)]
 
 
 def replays(scale, experiment, only_model=None):
-    models = plan.load_scale(scale).models if only_model is None else [only_model]
-    datasets = plan.datasets(scale, experiment)
-    return [f"results/{scale}/{experiment}/{model}/{dataset}" for model in models for dataset in datasets]
+    models = plan.load_scale(scale).models_of(experiment) if only_model is None else [only_model]
+    return [
+        f"results/{scale}/{experiment}/{model}/{dataset}"
+        for model in models
+        for dataset in plan.datasets(scale, experiment, model)
+    ]
+
+
+def of_models(scale, experiment):
+    """The tidy tables of an experiment, or of what derives from one, that come model by model."""
+    return [f"results/{scale}/{experiment}/{model}.parquet" for model in plan.load_scale(scale).models_of(experiment)]
 
 
 def tidied(scale, names):
     return [f"results/{scale}/tidy/{name}.parquet" for name in names]
 
 
-def shown(catalogue, scale):
-    """The figures or tables that this scale's experiments can fill."""
-    run = plan.load_scale(scale).experiments
-    available = {*run, *(name for name, source in plan.DERIVED.items() if source in run)}
-    return [name for name, experiments in catalogue.items() if available.issuperset(experiments)]
+def figures(scale, kind):
+    return [f"figures/{scale}/{name}.{kind}" for name in plan.figures(scale)]
+
+
+def tables(scale, *kinds):
+    return [f"paper_tables/{scale}/{name}.{kind}" for name in plan.tables(scale) for kind in kinds]
 
 
 def measured():
@@ -83,8 +92,9 @@ def measured():
 def deliverables(scale):
     return [
         *measured(),
-        *[f"figures/{scale}/{name}.{kind}" for name in shown(plan.FIGURES, scale) for kind in ("pdf", "png")],
-        *[f"paper_tables/{scale}/{name}.{kind}" for name in shown(plan.TABLES, scale) for kind in ("tex", "md", "csv")],
+        *figures(scale, "pdf"),
+        *figures(scale, "png"),
+        *tables(scale, "tex", "md", "csv"),
         *[f"results/{scale}/live_check/{model}.json" for model in plan.load_scale(scale).models],
         f"results/{scale}/report.html",
     ]

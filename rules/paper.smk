@@ -11,7 +11,7 @@ rule figure:
             "harness/published.py",
             "harness/*.mplstyle",
         ),
-        tidy=lambda wildcards: tidied(wildcards.scale, plan.FIGURES[wildcards.figure]),
+        tidy=lambda wildcards: tidied(wildcards.scale, plan.FIGURES[wildcards.figure.partition("-")[0]]),
     output:
         pdf="figures/{scale}/{figure}.pdf",
         png=report(
@@ -20,15 +20,17 @@ rule figure:
             category="Figures",
             labels={"figure": "{figure}", "scale": "{scale}"},
         ),
+    params:
+        drawn=lambda wildcards: plan.drawn(wildcards.scale, wildcards.figure),
     log:
         "results/{scale}/logs/figure-{figure}.log",
     wildcard_constraints:
-        figure="|".join(plan.FIGURES),
+        figure=rf"({'|'.join(plan.FIGURES)})(-[a-z0-9_]+)?",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.figures {wildcards.figure} --out {output.pdf} {output.png} --tidy {input.tidy} > {log}"
+        "python -m harness.figures {params.drawn} --out {output.pdf} {output.png} --tidy {input.tidy} > {log}"
 
 
 rule table:
@@ -60,12 +62,8 @@ rule page:
     # One self-contained HTML page with every figure and table of a scale.
     input:
         code("harness/page.py", "harness/page.html.j2"),
-        figures=lambda wildcards: [
-            f"figures/{wildcards.scale}/{name}.png" for name in shown(plan.FIGURES, wildcards.scale)
-        ],
-        tables=lambda wildcards: [
-            f"paper_tables/{wildcards.scale}/{name}.md" for name in shown(plan.TABLES, wildcards.scale)
-        ],
+        figures=lambda wildcards: figures(wildcards.scale, "png"),
+        tables=lambda wildcards: tables(wildcards.scale, "md"),
         checks=lambda wildcards: [
             f"results/{wildcards.scale}/live_check/{model}.json" for model in plan.load_scale(wildcards.scale).models
         ],
