@@ -186,14 +186,19 @@ def test_a_copy_that_fails_is_named_and_the_finished_rounds_are_kept(models: Mod
 
 
 def test_the_unfused_draft_computes_the_same(models: Models) -> None:
+    check_unfused(models)
+
+
+def check_unfused(models: Models) -> None:
     """What the ablation compares with must differ in speed alone."""
-    codes = quantize(SPEC, models.cpu.store)
+    spec = models.weights.spec
+    codes = quantize(spec, models.cpu.store)
 
     def part(matrices: Int4Matrices, layer: int) -> Int4Matrices:
         one = _layer(matrices, layer)
         return Int4Matrices(one.codes.to(DEV), one.scales.to(DEV), one.zeros.to(DEV), one.group)
 
-    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(SPEC.num_moe_layers)]
+    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(spec.num_moe_layers)]
     experts = models.draft.experts
     unfused = UnfusedDraft(layers, models.weights, experts, models.cache, 4, pdl=False, tuning=DRAFT)
     for draft in (models.draft, unfused):

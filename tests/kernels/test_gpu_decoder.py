@@ -89,20 +89,20 @@ def test_target_and_draft_are_the_cpu_decoder_and_verification_is_plain_decoding
     check_models(models)
 
 
-def check_models(models: Models) -> None:
+def check_models(models: Models, num_rows: int = 17) -> None:
     """Target and draft against the CPU decoder; plain decoding against verification, bit for bit."""
-    spec, decoder, tokens = models.weights.spec, models.cpu.decoder, tokens_of(17)
+    spec, decoder, tokens = models.weights.spec, models.cpu.decoder, tokens_of(num_rows)
     decoder.reset()
     expected = run_pass(decoder, models.cpu.store, tokens.tolist(), 0)
-    models.target.begin(tokens.to(DEVICE), 0, 17)
-    models.target.forward(17)
+    models.target.begin(tokens.to(DEVICE), 0, num_rows)
+    models.target.forward(num_rows)
     logits = torch.stack(expected.outputs)
-    assert distance(models.target.logits[:17], logits) < 1e-5
-    assert models.target.tokens[:17].tolist() == logits.argmax(-1).tolist()
-    assert np.array_equal(models.target.routing.chosen[:17].cpu().numpy(), expected.routing[-1])
+    assert distance(models.target.logits[:num_rows], logits) < 1e-5
+    assert models.target.tokens[:num_rows].tolist() == logits.argmax(-1).tolist()
+    assert np.array_equal(models.target.routing.chosen[:num_rows].cpu().numpy(), expected.routing[-1])
 
-    verified, kv = models.target.logits[:17].clone(), models.cache.entries.clone()
-    for row in (0, 16):  # plain decoding has the same bits
+    verified, kv = models.target.logits[:num_rows].clone(), models.cache.entries.clone()
+    for row in (0, num_rows - 1):  # plain decoding has the same bits
         models.cache.entries[:, row:] = torch.nan
         models.target.begin(tokens[row : row + 1].to(DEVICE), row, 1)
         models.target.forward(1)
@@ -110,11 +110,11 @@ def check_models(models: Models) -> None:
         assert torch.equal(models.cache.entries[:, row], kv[:, row])
         models.cache.entries.copy_(kv)
 
-    models.draft.begin(5, 17)
+    models.draft.begin(5, num_rows)
     token, routing = 5, []
     for step in range(2):  # the second step embeds the first one's token without the host
         models.draft.step()
-        reference = decoder.draft_row(token, 17 + step)
+        reference = decoder.draft_row(token, num_rows + step)
         routing.append(reference.routing)
         token = int(reference.output.argmax())
         assert distance(models.draft.logits[0], reference.output) < 1e-3
@@ -123,7 +123,7 @@ def check_models(models: Models) -> None:
     assert np.array_equal(chosen, np.stack(routing))
     counts = [np.bincount(chosen[:, layer].ravel(), minlength=spec.num_experts) for layer in range(spec.num_moe_layers)]
     assert np.array_equal(models.draft.counts.cpu().numpy(), np.stack(counts))
-    assert int(models.draft.position) == 19
+    assert int(models.draft.position) == num_rows + 2
 
 
 def test_a_pass_must_fit(models: Models) -> None:
@@ -152,6 +152,11 @@ def test_a_pass_chooses_no_padding(models: Models) -> None:
 @pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
 @pytest.mark.parametrize("temperature", [None, 0.8])
 def test_graphs_of_early_launches_say_what_single_launches_do(models: Models, temperature: float | None) -> None:
+    check_graphs(models, temperature)
+
+
+def check_graphs(models: Models, temperature: float | None) -> None:
+    """Graphs whose kernels are launched early against kernels launched one by one, bit for bit."""
     said = []
     for pdl in (False, True):
         draft = Draft(models.weights, models.draft.experts, models.cache, 8, 3, temperature, pdl, DRAFT)

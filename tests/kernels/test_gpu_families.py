@@ -14,14 +14,22 @@ from specter.gpu.target import Target
 from specter.gpu.weights import GpuKVCache
 from specter.model.spec import ModelSpec
 from tests.helpers import TINY, TINY_PHI, TINY_QWEN
-from tests.kernels.test_device_model import engine
-from tests.kernels.test_gpu_decoder import DEVICE, TARGET, Models, build_models, check_models, tokens_of
+from tests.kernels.test_device_model import check_unfused, engine
+from tests.kernels.test_gpu_decoder import (
+    DEVICE,
+    TARGET,
+    Models,
+    build_models,
+    check_graphs,
+    check_models,
+    tokens_of,
+)
 
 SPECS = {
-    "qwen": dataclasses.replace(TINY_QWEN, num_layers=2, hidden=64, expert_inter=32),
-    # Half the queries of a group's tile are nobody's: three share a key.
+    "qwen": dataclasses.replace(TINY_QWEN, num_layers=2, hidden=64, expert_inter=32, num_heads=2, num_kv_heads=2),
+    # Three queries share a key, in a tile's places for four.
     "phi": dataclasses.replace(
-        TINY_PHI, num_layers=2, hidden=64, expert_inter=32, rope_dim=16, v_dim=16,
+        TINY_PHI, num_layers=2, hidden=64, expert_inter=32, num_heads=3, num_kv_heads=1, rope_dim=16, v_dim=16,
         rope=dataclasses.replace(TINY_PHI.rope, short_factors=(1.0, 1.05, 1.2, 1.5) * 2, long_factors=(2.0,) * 8),
     ),
 }  # fmt: skip
@@ -33,14 +41,24 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_target_and_draft_are_the_cpu_decoder_and_verification_is_plain_decoding(models: Models) -> None:
-    check_models(models)
+    check_models(models, 5 if DEVICE == "cpu" else 17)
 
 
 def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:
     prompt, num_tokens = tokens_of(2).tolist(), 3 if DEVICE == "cpu" else 24
-    plain = engine(models, 0, 5).generate(prompt, num_tokens)
-    speculative = engine(models, 2, 4).generate(prompt, num_tokens)
+    plain = engine(models, 0, 12).generate(prompt, num_tokens)
+    speculative = engine(models, 2, 8).generate(prompt, num_tokens)
     assert speculative.tokens == plain.tokens
+
+
+def test_the_unfused_draft_computes_the_same(models: Models) -> None:
+    check_unfused(models)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+def test_graphs_of_early_launches_say_what_single_launches_do(models: Models) -> None:
+    check_graphs(models, None)
 
 
 def test_a_prompt_across_longropes_switch_is_refused(models: Models) -> None:
