@@ -1,6 +1,6 @@
 # What the rules share: which files a stage's code is, and what a scale delivers.
 DEVICE_FIGURES = ("rounds", "ablation", "trace")
-EXPERIMENTS = [path.stem for path in sorted((plan.CONF / "experiment").glob("*.yaml"))]
+EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
 
 
 NUM_DECOMPOSED = 2  # data sets of the experiment `rivals` whose speed-ups are explained
@@ -39,7 +39,7 @@ def quantized(wildcards):
 
 def studied(wildcards):
     """The drafts that the fidelity study reads; it makes the others itself."""
-    methods = plan.load_probe(wildcards.scale).methods
+    methods = scales.load_probe(wildcards.scale).methods
     return [f"results/quantized/{wildcards.model}/{method}" for method in methods if method in ("gptq", "awq")]
 
 
@@ -51,21 +51,21 @@ def prompts(wildcards):
 
 def manifests(wildcards, experiment):
     directory = f"results/{wildcards.scale}/manifests/{experiment}/{wildcards.model}"
-    return [f"{directory}/{dataset}.json" for dataset in plan.datasets(wildcards.scale, experiment, wildcards.model)]
+    return [f"{directory}/{dataset}.json" for dataset in scales.datasets(wildcards.scale, experiment, wildcards.model)]
 
 
 def replays(scale, experiment, only_model=None):
-    models = plan.load_scale(scale).models_of(experiment) if only_model is None else [only_model]
+    models = scales.load_scale(scale).models_of(experiment) if only_model is None else [only_model]
     return [
         f"results/{scale}/{experiment}/{model}/{dataset}"
         for model in models
-        for dataset in plan.datasets(scale, experiment, model)
+        for dataset in scales.datasets(scale, experiment, model)
     ]
 
 
 def of_models(scale, experiment):
     """The tidy tables of an experiment, or of what derives from one, that come model by model."""
-    return [f"results/{scale}/{experiment}/{model}.parquet" for model in plan.load_scale(scale).models_of(experiment)]
+    return [f"results/{scale}/{experiment}/{model}.parquet" for model in scales.load_scale(scale).models_of(experiment)]
 
 
 def tidied(scale, names):
@@ -73,11 +73,11 @@ def tidied(scale, names):
 
 
 def figures(scale, kind):
-    return [f"figures/{scale}/{name}.{kind}" for name in plan.figures(scale)]
+    return [f"figures/{scale}/{name}.{kind}" for name in scales.figures(scale)]
 
 
 def tables(scale, *kinds):
-    return [f"paper_tables/{scale}/{name}.{kind}" for name in plan.tables(scale) for kind in kinds]
+    return [f"paper_tables/{scale}/{name}.{kind}" for name in scales.tables(scale) for kind in kinds]
 
 
 def measured():
@@ -95,6 +95,6 @@ def deliverables(scale):
         *figures(scale, "pdf"),
         *figures(scale, "png"),
         *tables(scale, "tex", "md", "csv"),
-        *[f"results/{scale}/live_check/{model}.json" for model in plan.load_scale(scale).models],
+        *[f"results/{scale}/live_check/{model}.json" for model in scales.load_scale(scale).models],
         f"results/{scale}/report.html",
     ]

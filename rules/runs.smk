@@ -56,7 +56,7 @@ rule live_check:
     output:
         "results/{scale}/live_check/{model}.json",
     params:
-        num_checks=lambda wildcards: plan.load_scale(wildcards.scale).num_live_checks,
+        num_checks=lambda wildcards: scales.load_scale(wildcards.scale).num_live_checks,
     log:
         "results/{scale}/logs/live_check-{model}.log",
     conda:
@@ -139,8 +139,8 @@ use rule tidy as tidy_decomposition with:
         code("harness/tidy.py"),
         replays=lambda wildcards: [
             f"results/{wildcards.scale}/decomposition/{model}/{dataset}.parquet"
-            for model in plan.load_scale(wildcards.scale).models_of("decomposition")
-            for dataset in plan.datasets(wildcards.scale, "rivals", model)[:NUM_DECOMPOSED]
+            for model in scales.load_scale(wildcards.scale).models_of("decomposition")
+            for dataset in scales.datasets(wildcards.scale, "rivals", model)[:NUM_DECOMPOSED]
         ],
     output:
         "results/{scale}/tidy/decomposition.parquet",
