@@ -1,4 +1,4 @@
-"""The draft step: one row, INT4 routed experts, eight or nine kernels a layer, captured as one CUDA graph.
+"""The draft step: one row, INT4 routed experts, eight kernels a layer (ten with LayerNorm), captured as one CUDA graph.
 
 Token, position and step number live on the device, so that K replays in a row need no host: the token that a
 step chooses is the one that the next step embeds. Tokens and routing reach the host by mail (`specter.gpu.model`).
