@@ -13,7 +13,7 @@ import yaml
 
 from specter.bench.int4 import Int4Layer
 from specter.bench.unfused import UnfusedDraft
-from specter.build import build_engine
+from specter.build import build_engine, build_model
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
 from specter.errors import SpecterError
 from specter.gpu.bed import Bed
@@ -169,9 +169,10 @@ def run_cell(
     warmup_tokens: int = WARMUP_TOKENS,
 ) -> Generations:
     """Warms up once and starts every prompt from the cache that this leaves, restored outside the timing."""
-    recorder = RecordingModel(bed.model)
+    config = cell.config()
+    recorder = RecordingModel(build_model(config, bed.model, bed.own_draft))
     costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
-    engine = build_engine(cell.config(), recorder, TokenSampler(), bed.move, make_timeline(), costs)
+    engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs, bed.open_write_back)
     if warmup_tokens:
         engine.generate(warmup, warmup_tokens)
     state = engine.cache.snapshot()

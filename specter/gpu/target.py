@@ -163,7 +163,7 @@ class Target:
         """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""
         layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
         before = self._stream(self._squares_done if index else self._squares_embedded, num_rows)
-        attended = self._stream(self._squares_attended, num_rows)
+        attended = self.attended(num_rows)
         tiles.norm_linear(before, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl)
         for part, begin in enumerate(range(0, num_rows, _ATTENTION_ROWS)):
             rows = slice(begin, min(begin + _ATTENTION_ROWS, num_rows))
@@ -201,6 +201,10 @@ class Target:
         stream = self._stream(self._squares_done, num_rows, num_rows - num_outputs)
         tiles.norm_linear(stream, weights.head, logits, weights.spec.norm_eps, self.tuning.head, self.pdl)
         self._select.choose(logits, self.positions[-1], self.tokens[:num_outputs], self.pdl)
+
+    def attended(self, num_rows: int) -> Stream:
+        """The residual stream between a layer's attention and its MLP: from `mix` of a MoE layer to its `combine`."""
+        return self._stream(self._squares_attended, num_rows)
 
     def _attend(self, index: int, rows: slice, position: Tensor) -> None:
         layer, heads, cache, pdl = self.weights.layers[index], self.heads, self.cache.latents[index], self.pdl
