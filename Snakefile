@@ -12,7 +12,7 @@ from snakemake.utils import min_version
 
 sys.path.insert(0, workflow.basedir)
 
-from harness import plan
+from harness import plan, scales
 from specter.errors import SpecterError
 
 min_version("9.0")
@@ -20,10 +20,10 @@ min_version("9.0")
 shell.prefix(f"set -euo pipefail; PATH={quote(str(Path(sys.executable).parent))}:$PATH; ")
 
 ENVIRONMENT = "environment.yml"  # used with --sdm conda only; `make` builds .venv from requirements.lock instead
-SCALES = [path.stem for path in sorted((plan.CONF / "scale").glob("*.yaml"))]
+SCALES = [path.stem for path in sorted((scales.CONF / "scale").glob("*.yaml"))]
 
 try:
-    SCALE = plan.load_scale(config.get("scale", "laptop"))
+    SCALE = scales.load_scale(config.get("scale", "laptop"))
 except SpecterError as error:
     raise WorkflowError(str(error)) from None
 

@@ -90,6 +90,7 @@ def rows(plan: DecompositionPlan, replay: Replay) -> list[dict[str, Any]]:
     with progress_bar() as progress:
         for rival, hero in steps(plan.pairs(), "decompose", progress):
             named = {
+                "model": rival.model.name,
                 "rival": rival.system.name,
                 "hero": hero.system.name,
                 "rival_k": rival.depth,

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 import numpy as np
@@ -44,7 +45,7 @@ FOOTER_POINTS = 6.2
 
 
 def panels(
-    rows: int, columns: int, width: float, height: float, sharex: bool = False, sharey: bool = False
+    rows: int, columns: int, width: float, height: float, sharex: bool = False, sharey: bool | Literal["col"] = False
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure of rows x columns panels, inches."""
     figure, axes = plt.subplots(

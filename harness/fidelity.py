@@ -25,8 +25,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from harness.jobs import progress_bar
-from harness.plan import Probe, compose
+from harness.plan import compose
 from harness.recordings import read_manifest
+from harness.scales import Probe
 from specter.config import ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.hub import with_local_paths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,11 @@ MACRO = "mean"
 def read(paths: Sequence[Path]) -> Frames:
     """Tidy tables by experiment (or `probe`, `fidelity`), which is their file's name."""
     return {path.stem: pd.read_parquet(path) for path in paths}
+
+
+def of_model(frames: Frames, model: str) -> Frames:
+    """The rows of one model."""
+    return {name: frame[frame["model"] == model] for name, frame in frames.items()}
 
 
 def titled(names: dict[str, str], name: str) -> str:
@@ -181,15 +186,17 @@ def fidelity_line(frame: pd.DataFrame) -> str:
 def caveats(frame: pd.DataFrame) -> list[str]:
     """What a reader must know beside the numbers: looping text, and a model that would fit without offloading."""
     notes = []
-    if "fits_without_offloading" in frame and frame["fits_without_offloading"].any():
-        machines = in_order(frame.loc[frame["fits_without_offloading"], "hardware"].unique().tolist(), HARDWARE)
-        notes.append(
-            f"The whole model fits {' / '.join(titled(HARDWARE, name) for name in machines)} without offloading."
-        )
+    if "fits_without_offloading" in frame:
+        fitting = frame[frame["fits_without_offloading"].astype(bool)]
+        for model in in_order(fitting["charged_as"].unique().tolist(), MODELS):
+            machines = in_order(fitting.loc[fitting["charged_as"] == model, "hardware"].unique().tolist(), HARDWARE)
+            named = " / ".join(titled(HARDWARE, name) for name in machines)
+            notes.append(f"The whole {titled(MODELS, model)} fits {named} without offloading.")
     if {"specter", "lru"} <= set(frame.get("system", ())) and set(frame["policy"]) == {"same_bytes"}:
-        draft_gb = frame.loc[frame["system"] == "specter", "device_draft_bytes"].iloc[0] / 1e9
+        draft_gb = frame[frame["system"] == "specter"].groupby("charged_as")["device_draft_bytes"].first() / 1e9
+        sizes = ", ".join(f"{draft_gb[model]:.1f}" for model in in_order(draft_gb.index.tolist(), MODELS))
         notes.append(
-            f"Systems have equal device bytes: what Specter spends on its INT4 draft ({draft_gb:.1f} GB), others "
+            f"Systems have equal device bytes: what Specter spends on its INT4 draft ({sizes} GB), others "
             "spend on slots. A budget's experts per layer are Specter's."
         )
     if "fits_device" in frame:
@@ -211,6 +218,32 @@ class Table:
     keys: int
     notes: list[str]
     stated: dict[str, str]  # the protocol, as columns of the CSV
+
+
+def by_model(build: Callable[[Frames], Table]) -> Callable[[Frames], Table]:
+    """A table of every model that all its frames have, one below the other; what is said of one model names it."""
+
+    def built(frames: Frames) -> Table:
+        in_all = set.intersection(*(set(frame["model"]) for frame in frames.values()))
+        models = in_order(sorted(in_all), MODELS)
+        tables = {titled(MODELS, model): build(of_model(frames, model)) for model in models}
+        first = next(iter(tables.values()))
+        if len(tables) == 1:
+            return first
+        parts = [table.frame.assign(model=title)[["model", *table.frame]] for title, table in tables.items()]
+        saying: dict[str, list[str]] = {}  # by note
+        for title, table in tables.items():
+            for note in table.notes:
+                saying.setdefault(note, []).append(title)
+        notes = [
+            note if len(titles) == len(tables) else f"{', '.join(titles)}: {note}" for note, titles in saying.items()
+        ]
+        protocol = {
+            key: " / ".join(dict.fromkeys(table.stated[key] for table in tables.values())) for key in first.stated
+        }
+        return Table(first.title, pd.concat(parts, ignore_index=True), first.keys + 1, notes, protocol)
+
+    return built
 
 
 def stated(frame: pd.DataFrame) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from harness.jobs import run_job, write_whole
-from harness.plan import Scale, load_scale
+from harness.scales import Scale, load_scale
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 

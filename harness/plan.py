@@ -1,4 +1,4 @@
-"""From conf/ to runs: scales and experiments, and the run configurations that each job gets.
+"""From scales and experiments to runs: the configurations that each job gets.
 
 Every job's plan is composed while Snakemake parses, and its digest is the rule's `params`; the job composes it again
 from the same names. So a comment in conf/ changes nothing, a changed experiment re-runs its own jobs only, and any
@@ -12,22 +12,19 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from harness.scales import CONF, Experiment, Probe, Scale, Values, load_experiment, load_scale, option
 from specter.config import OWN, SHARED, RunConfig, from_values, to_dict, validate
 from specter.errors import SpecterError
 
-CONF = Path("conf")
 # A recording does not depend on where experts lie, so it is made where nothing has to be moved.
 RECORDER = {"name": "recorder", "planner": "none", "eviction": "resident"}
 # Everything that decides a recording's tokens and routing.
@@ -48,138 +45,6 @@ LIVE_CODE = (
     "harness/recordings.py",
     "baselines/specmoeoff.py",
 )
-# What each figure and table shows: experiments, or the probes.
-FIGURES = {
-    "tpot": ("main",),
-    "speedup": ("main",),
-    "acceptance": ("main", "probe"),
-    "fidelity": ("probe",),
-    "methods": ("fidelity",),
-    "union": ("probe",),
-    "runs": ("probe",),
-    "k_sweep": ("k_sweep",),
-    "budget_sweep": ("budget_sweep",),
-    "hardware": ("hardware",),
-    "rivals": ("rivals",),
-    "prompt_length": ("prompt_length",),
-    "decomposition": ("rivals", "decomposition"),
-}
-TABLES = {
-    "main": ("main",),
-    "systems": ("main",),
-    "fidelity": ("probe",),
-    "methods": ("fidelity",),
-    "union": ("probe",),
-    "runs": ("probe",),
-    "k_sweep": ("k_sweep",),
-    "depth_profile": ("k_sweep",),
-    "depth_profile_published": ("depth_profile",),
-    "budget_sweep": ("budget_sweep",),
-    "hardware": ("hardware",),
-    "rivals": ("rivals",),
-    "memory": ("rivals",),
-    "best_depth": ("k_sweep", "probe"),
-    "prompt_length": ("prompt_length",),
-    "decomposition": ("rivals", "decomposition"),
-    "published_ratio": ("rivals", "decomposition"),
-    "transformers_offload": ("transformers_offload",),
-}
-# Tidy tables that come from jobs of their own, and the experiment whose recordings they need.
-DERIVED = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
-Values = dict[str, Any]
-Schema = TypeVar("Schema")
-
-
-@dataclass
-class Scale:
-    """How much is run, on what, and what it needs (conf/scale)."""
-
-    name: str
-    about: str
-    checkpoint_kind: str
-    clock: str
-    needs: str
-    models: list[str]
-    datasets: list[str]
-    experiments: list[str]
-    max_inputs: int
-    max_k: int
-    max_new_tokens: int
-    warmup_tokens: int
-    num_live_checks: int
-    num_probe_texts: int
-
-
-@dataclass
-class Experiment:
-    """A product of settings (conf/experiment). A budget is a tier, or a number of experts per MoE layer, as Specter has
-    them; a policy is what another system gets for it (see `specter.memory`)."""
-
-    name: str
-    about: str
-    systems: list[str]
-    budgets: list[str]
-    samplings: list[str]
-    ks: list[int]
-    hardware: list[str]
-    prompt_tokens: list[int]
-    num_inputs: int
-    num_datasets: int  # the first ones of the scale
-    policies: list[str] = field(default_factory=lambda: ["same_bytes"])
-    depths: dict[str, list[int]] = field(default_factory=dict)  # systems that run at other K than `ks`
-    kv_capacity: int = 256
-
-
-@dataclass
-class Probe:
-    """What the fidelity study runs (conf/probe, named like the scale)."""
-
-    name: str
-    methods: list[str]
-    texts: str  # "recorded" or "datasets"
-    samplings: list[str]
-    datasets: list[str]
-    num_requests: int
-    num_tokens: int
-    prompt_tokens: int
-    window: int
-    device: str
-
-
-def _option(group: str, name: str) -> Values:
-    """One file of a configuration group. Raises SpecterError naming the known ones."""
-    path = CONF / group / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise SpecterError(f"{group} {name!r} is unknown", f"use one of: {known}")
-    values: Values = yaml.safe_load(path.read_text())
-    return values
-
-
-def _load(schema: type[Schema], group: str, name: str) -> Schema:
-    values = _option(group, name)
-    try:
-        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
-    except OmegaConfBaseException as error:
-        what = f"conf/{group}/{name}.yaml: {str(error).partition(chr(10))[0]}"
-        raise SpecterError(what, f"see {schema.__name__} in {__name__.replace('.', '/')}.py") from None
-    assert isinstance(loaded, schema)
-    return loaded
-
-
-@functools.cache
-def load_scale(name: str) -> Scale:
-    return _load(Scale, "scale", name)
-
-
-@functools.cache
-def load_experiment(name: str) -> Experiment:
-    return _load(Experiment, "experiment", name)
-
-
-@functools.cache
-def load_probe(name: str) -> Probe:
-    return _load(Probe, "probe", name)
 
 
 @functools.cache
@@ -206,7 +71,7 @@ def _typed(group: str, text: str) -> Any:
 
 def _group(group: str, name: str) -> Values:
     """One option of a configuration group, checked."""
-    values: Values = to_dict(_typed(group, yaml.safe_dump(_option(group, name))))
+    values: Values = to_dict(_typed(group, yaml.safe_dump(option(group, name))))
     return values
 
 
@@ -303,36 +168,31 @@ def _base(scale: Scale, model: str, dataset: str, results: str, kv_capacity: int
     return to_dict(base)
 
 
-def _depths(scale: Scale, experiment: Experiment, system: Values) -> list[int]:
+def _depths(scale: Scale, experiment: Experiment, model: str, system: Values) -> list[int]:
     """The K that a system runs at. Plain decoding, and a system with a K of its own, run once."""
     if not system["speculative"]:
         return [1]
     ks = experiment.depths.get(system["name"], experiment.ks) if system["draft_len"] is None else [system["draft_len"]]
-    return sorted({min(k, scale.max_k) for k in ks})
+    return sorted({min(k, scale.max_k) for k in ks or [compose([f"model={model}"]).model.published_k]})
 
 
-def _inputs(scale: Scale, experiment: Experiment) -> list[int]:
-    return list(range(min(scale.max_inputs, experiment.num_inputs)))
-
-
-def datasets(scale: str, experiment: str) -> list[str]:
-    """The data sets that an experiment runs on at a scale."""
-    return load_scale(scale).datasets[: load_experiment(experiment).num_datasets]
+def _inputs(scale: Scale, experiment: Experiment, model: str) -> list[int]:
+    return list(range(min(scale.share(model).num_inputs, experiment.num_inputs)))
 
 
 def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
     """The runs of one experiment on one model and data set, at a scale."""
     size, what = load_scale(scale), load_experiment(experiment)
-    systems = [_group("system", name) for name in what.systems]
+    systems = [_group("system", name) for name in size.systems(what, model)]
     return Matrix(
         base=_base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}", what.kv_capacity),
         systems=systems,
         budgets=[_budget(name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         samplings=[_group("sampling", name) for name in what.samplings],
         hardware=[_group("hardware", name) for name in what.hardware],
-        depths={system["name"]: _depths(size, what, system) for system in systems},
+        depths={system["name"]: _depths(size, what, model, system) for system in systems},
         prompt_tokens=what.prompt_tokens,
-        inputs=_inputs(size, what),
+        inputs=_inputs(size, what, model),
     )
 
 
@@ -343,15 +203,15 @@ def live_plan(scale: str, experiment: str, model: str, dataset: str) -> LivePlan
     """
     size, what = load_scale(scale), load_experiment(experiment)
     kinds = {(0, SHARED)}  # K and draft
-    for system in (_group("system", name) for name in what.systems):
+    for system in (_group("system", name) for name in size.systems(what, model)):
         if system["speculative"]:
-            kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, system)}
+            kinds |= {(k, _recorded_draft(system["draft"])) for k in _depths(size, what, model, system)}
     lives = [
         Live(sampling, prompt_tokens, k, index, draft)
         for sampling in sorted(what.samplings)
         for prompt_tokens in what.prompt_tokens
         for k, draft in sorted(kinds)
-        for index in _inputs(size, what)
+        for index in _inputs(size, what, model)
     ]
     return LivePlan(
         base=_base(size, model, dataset, f"results/{scale}/recordings/{model}", what.kv_capacity),
@@ -428,7 +288,7 @@ def decomposition_plan(scale: str, model: str, dataset: str) -> DecompositionPla
         "sampling": _group("sampling", what.samplings[0]),
         "prompt_tokens": what.prompt_tokens[0],
     }
-    systems = {name: _group("system", name) for name in what.systems}
+    systems = {name: _group("system", name) for name in size.systems(what, model)}
     heroes = {name: values for name, values in systems.items() if name.startswith("specter")}
     return DecompositionPlan(
         base=base,
@@ -436,8 +296,8 @@ def decomposition_plan(scale: str, model: str, dataset: str) -> DecompositionPla
         heroes=heroes,
         budgets=[_group("budget", name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         hardware=[_group("hardware", name) for name in (*what.hardware, "a100_12gbps")],
-        inputs=_inputs(size, what)[:1],
-        k=min(what.ks[0], size.max_k),
+        inputs=_inputs(size, what, model)[:1],
+        k=_depths(size, what, model, _group("system", "specter"))[0],
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.jobs import run_job, write_json
-from harness.plan import Scale, compose, load_scale
+from harness.plan import compose
+from harness.scales import Scale, load_scale
 from specter.errors import SpecterError
 
 ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 all"

@@ -1,6 +1,6 @@
 # What the rules share: which files a stage's code is, and what a scale delivers.
 DEVICE_FIGURES = ("rounds", "ablation", "trace")
-EXPERIMENTS = [path.stem for path in sorted((plan.CONF / "experiment").glob("*.yaml"))]
+EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
 
 
 NUM_DECOMPOSED = 2  # data sets of the experiment `rivals` whose speed-ups are explained
@@ -39,7 +39,7 @@ def quantized(wildcards):
 
 def studied(wildcards):
     """The drafts that the fidelity study reads; it makes the others itself."""
-    methods = plan.load_probe(wildcards.scale).methods
+    methods = scales.load_probe(wildcards.scale).methods
     return [f"results/quantized/{wildcards.model}/{method}" for method in methods if method in ("gptq", "awq")]
 
 
@@ -51,24 +51,33 @@ def prompts(wildcards):
 
 def manifests(wildcards, experiment):
     directory = f"results/{wildcards.scale}/manifests/{experiment}/{wildcards.model}"
-    return [f"{directory}/{dataset}.json" for dataset in plan.datasets(wildcards.scale, experiment)]
+    return [f"{directory}/{dataset}.json" for dataset in scales.datasets(wildcards.scale, experiment, wildcards.model)]
 
 
 def replays(scale, experiment, only_model=None):
-    models = plan.load_scale(scale).models if only_model is None else [only_model]
-    datasets = plan.datasets(scale, experiment)
-    return [f"results/{scale}/{experiment}/{model}/{dataset}" for model in models for dataset in datasets]
+    models = scales.load_scale(scale).models_of(experiment) if only_model is None else [only_model]
+    return [
+        f"results/{scale}/{experiment}/{model}/{dataset}"
+        for model in models
+        for dataset in scales.datasets(scale, experiment, model)
+    ]
+
+
+def of_models(scale, experiment):
+    """The tidy tables of an experiment, or of what derives from one, that come model by model."""
+    return [f"results/{scale}/{experiment}/{model}.parquet" for model in scales.load_scale(scale).models_of(experiment)]
 
 
 def tidied(scale, names):
     return [f"results/{scale}/tidy/{name}.parquet" for name in names]
 
 
-def shown(catalogue, scale):
-    """The figures or tables that this scale's experiments can fill."""
-    run = plan.load_scale(scale).experiments
-    available = {*run, *(name for name, source in plan.DERIVED.items() if source in run)}
-    return [name for name, experiments in catalogue.items() if available.issuperset(experiments)]
+def figures(scale, kind):
+    return [f"figures/{scale}/{name}.{kind}" for name in scales.figures(scale)]
+
+
+def tables(scale, *kinds):
+    return [f"paper_tables/{scale}/{name}.{kind}" for name in scales.tables(scale) for kind in kinds]
 
 
 def measured():
@@ -83,8 +92,9 @@ def measured():
 def deliverables(scale):
     return [
         *measured(),
-        *[f"figures/{scale}/{name}.{kind}" for name in shown(plan.FIGURES, scale) for kind in ("pdf", "png")],
-        *[f"paper_tables/{scale}/{name}.{kind}" for name in shown(plan.TABLES, scale) for kind in ("tex", "md", "csv")],
-        *[f"results/{scale}/live_check/{model}.json" for model in plan.load_scale(scale).models],
+        *figures(scale, "pdf"),
+        *figures(scale, "png"),
+        *tables(scale, "tex", "md", "csv"),
+        *[f"results/{scale}/live_check/{model}.json" for model in scales.load_scale(scale).models],
         f"results/{scale}/report.html",
     ]

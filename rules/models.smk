@@ -9,7 +9,7 @@ rule preflight:
         "results/{scale}/preflight.json",
     priority: 100  # `quantize` knows of no scale, and would otherwise run before it
     params:
-        plan=lambda wildcards: plan.digest(plan.load_scale(wildcards.scale)),
+        plan=lambda wildcards: plan.digest(scales.load_scale(wildcards.scale)),
     log:
         "results/{scale}/logs/preflight.log",
     conda:
@@ -79,12 +79,12 @@ rule fidelity:
         ),
         tokenizer,
         manifests=lambda wildcards: (
-            manifests(wildcards, "main") if plan.load_probe(wildcards.scale).texts == "recorded" else []
+            manifests(wildcards, "main") if scales.load_probe(wildcards.scale).texts == "recorded" else []
         ),
     output:
         "results/{scale}/fidelity/{model}.parquet",
     params:
-        plan=lambda wildcards: plan.digest(plan.load_probe(wildcards.scale)),
+        plan=lambda wildcards: plan.digest(scales.load_probe(wildcards.scale)),
         manifests=lambda wildcards, input: ",".join(input.manifests),
     log:
         "results/{scale}/logs/fidelity-{model}.log",

@@ -11,7 +11,7 @@ rule figure:
             "harness/published.py",
             "harness/*.mplstyle",
         ),
-        tidy=lambda wildcards: tidied(wildcards.scale, plan.FIGURES[wildcards.figure]),
+        tidy=lambda wildcards: tidied(wildcards.scale, scales.FIGURES[wildcards.figure.partition("-")[0]]),
     output:
         pdf="figures/{scale}/{figure}.pdf",
         png=report(
@@ -20,21 +20,23 @@ rule figure:
             category="Figures",
             labels={"figure": "{figure}", "scale": "{scale}"},
         ),
+    params:
+        drawn=lambda wildcards: scales.drawn(wildcards.scale, wildcards.figure),
     log:
         "results/{scale}/logs/figure-{figure}.log",
     wildcard_constraints:
-        figure="|".join(plan.FIGURES),
+        figure=rf"({'|'.join(scales.FIGURES)})(-[a-z0-9_]+)?",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.figures {wildcards.figure} --out {output.pdf} {output.png} --tidy {input.tidy} > {log}"
+        "python -m harness.figures {params.drawn} --out {output.pdf} {output.png} --tidy {input.tidy} > {log}"
 
 
 rule table:
     input:
         code("harness/*tables.py", "harness/frames.py", "baselines/specmoeoff.py", "harness/published.py"),
-        tidy=lambda wildcards: tidied(wildcards.scale, plan.TABLES[wildcards.table]),
+        tidy=lambda wildcards: tidied(wildcards.scale, scales.TABLES[wildcards.table]),
     output:
         tex="paper_tables/{scale}/{table}.tex",
         md=report(
@@ -47,7 +49,7 @@ rule table:
     log:
         "results/{scale}/logs/table-{table}.log",
     wildcard_constraints:
-        table="|".join(plan.TABLES),
+        table="|".join(scales.TABLES),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
@@ -60,19 +62,15 @@ rule page:
     # One self-contained HTML page with every figure and table of a scale.
     input:
         code("harness/page.py", "harness/page.html.j2"),
-        figures=lambda wildcards: [
-            f"figures/{wildcards.scale}/{name}.png" for name in shown(plan.FIGURES, wildcards.scale)
-        ],
-        tables=lambda wildcards: [
-            f"paper_tables/{wildcards.scale}/{name}.md" for name in shown(plan.TABLES, wildcards.scale)
-        ],
+        figures=lambda wildcards: figures(wildcards.scale, "png"),
+        tables=lambda wildcards: tables(wildcards.scale, "md"),
         checks=lambda wildcards: [
-            f"results/{wildcards.scale}/live_check/{model}.json" for model in plan.load_scale(wildcards.scale).models
+            f"results/{wildcards.scale}/live_check/{model}.json" for model in scales.load_scale(wildcards.scale).models
         ],
     output:
         "results/{scale}/report.html",
     params:
-        plan=lambda wildcards: plan.digest(plan.load_scale(wildcards.scale)),
+        plan=lambda wildcards: plan.digest(scales.load_scale(wildcards.scale)),
     log:
         "results/{scale}/logs/page.log",
     conda:

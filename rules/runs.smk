@@ -56,7 +56,7 @@ rule live_check:
     output:
         "results/{scale}/live_check/{model}.json",
     params:
-        num_checks=lambda wildcards: plan.load_scale(wildcards.scale).num_live_checks,
+        num_checks=lambda wildcards: scales.load_scale(wildcards.scale).num_live_checks,
     log:
         "results/{scale}/logs/live_check-{model}.log",
     conda:
@@ -124,10 +124,7 @@ rule offload:
 use rule tidy as tidy_probe with:
     input:
         code("harness/tidy.py"),
-        replays=lambda wildcards: [
-            f"results/{wildcards.scale}/{wildcards.probe}/{model}.parquet"
-            for model in plan.load_scale(wildcards.scale).models
-        ],
+        replays=lambda wildcards: of_models(wildcards.scale, wildcards.probe),
     output:
         "results/{scale}/tidy/{probe}.parquet",
     log:
@@ -142,8 +139,8 @@ use rule tidy as tidy_decomposition with:
         code("harness/tidy.py"),
         replays=lambda wildcards: [
             f"results/{wildcards.scale}/decomposition/{model}/{dataset}.parquet"
-            for model in plan.load_scale(wildcards.scale).models
-            for dataset in plan.datasets(wildcards.scale, "rivals")[:NUM_DECOMPOSED]
+            for model in scales.load_scale(wildcards.scale).models_of("decomposition")
+            for dataset in scales.datasets(wildcards.scale, "rivals", model)[:NUM_DECOMPOSED]
         ],
     output:
         "results/{scale}/tidy/decomposition.parquet",
@@ -156,10 +153,7 @@ use rule tidy as tidy_decomposition with:
 use rule tidy as tidy_offload with:
     input:
         code("harness/tidy.py"),
-        replays=lambda wildcards: [
-            f"results/{wildcards.scale}/transformers_offload/{model}.parquet"
-            for model in plan.load_scale(wildcards.scale).models
-        ],
+        replays=lambda wildcards: of_models(wildcards.scale, "transformers_offload"),
     output:
         "results/{scale}/tidy/transformers_offload.parquet",
     log:

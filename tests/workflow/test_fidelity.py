@@ -12,7 +12,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from harness import figures, plan, tables
+from harness import figures, scales, tables
 from harness.drawing import save
 from harness.fidelity import FidelityConfig, Request, from_values, measure, rows, side_by_side
 from specter.errors import SpecterError
@@ -201,5 +201,5 @@ def test_a_bad_study_is_refused(override: str, fault: str) -> None:
 
 def test_every_scale_has_a_study() -> None:
     for path in Path("conf/scale").glob("*.yaml"):
-        assert plan.load_probe(path.stem).name == path.stem
-        assert configured(f"probe={path.stem}").probe == plan.load_probe(path.stem)
+        assert scales.load_probe(path.stem).name == path.stem
+        assert configured(f"probe={path.stem}").probe == scales.load_probe(path.stem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness import plan
+from harness import figures, plan, scales, tables
 from harness.live_check import sample
 from specter.errors import SpecterError
 from specter.run import run_id
@@ -21,7 +21,7 @@ def test_compose_names_a_wrong_key() -> None:
 
 
 def test_runs_have_names_of_their_own_and_are_recorded() -> None:
-    for experiment in plan.load_scale("laptop").experiments:
+    for experiment in scales.load_scale("laptop").experiments:
         arguments = ("laptop", experiment, *ARGUMENTS[2:])
         runs = plan.matrix(*arguments).runs()
         assert len({run_id(config) for config in runs}) == len(runs)
@@ -52,3 +52,38 @@ def test_the_live_sample_spreads_over_all_runs(tmp_path) -> None:  # type: ignor
     assert len(chosen) == 4
     assert {path.parent.name for path in chosen} == {"a", "b"} or len({path.name for path in chosen}) == 4
     assert sample(runs, 100) == sorted(runs, key=lambda path: (path.name, path.parent.name))
+
+
+def test_models_after_the_first_run_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = scales.load_scale("laptop")
+    assert len(scale.models) == 3 and scale.others is not None
+    first, second = scale.models[:2]
+    assert scale.models_of("rivals", "decomposition") == [first]
+    assert scale.models_of("main", "probe") == scale.models
+    assert scales.datasets("laptop", "main", first) == scale.datasets
+    assert len(scales.datasets("laptop", "main", second)) == scale.others.num_datasets
+    runs = plan.matrix("laptop", "main", second, scale.datasets[0]).runs()
+    assert {config.input for config in runs} == set(range(scale.others.num_inputs))
+    assert {config.system.name for config in runs} == set(scale.others.systems)
+    monkeypatch.setattr(scale, "others", None)
+    assert scale.models_of("rivals") == scale.models
+
+
+def test_a_model_runs_at_the_papers_k_where_an_experiment_names_none() -> None:
+    depths = {
+        model: {
+            config.k for config in plan.matrix("laptop", "main", model, "gsm8k").runs() if config.system.speculative
+        }
+        for model in ("deepseek_v2_lite", "qwen1_5_moe")
+    }
+    assert depths == {"deepseek_v2_lite": {16}, "qwen1_5_moe": {8}}
+
+
+def test_every_figure_and_table_names_what_draws_it() -> None:
+    names = scales.figures("laptop")
+    assert {"tpot", "tpot-qwen1_5_moe", "models", "rivals"} <= set(names) and "rivals-qwen1_5_moe" not in names
+    assert scales.drawn("laptop", "tpot") == "tpot deepseek_v2_lite"
+    assert scales.drawn("laptop", "tpot-phi3_5_moe") == "tpot phi3_5_moe"
+    assert scales.drawn("laptop", "models") == "models"
+    assert set(scales.FIGURES) == set(figures.DRAW) and set(scales.TABLES) == set(tables.BUILD)
+    assert set(scales.FIGURES) >= scales.OF_ONE_MODEL

@@ -50,6 +50,23 @@ def test_speedup_is_a_ratio_of_means_and_the_average_is_over_data_sets(runs: pd.
     assert frame.loc["mean", "Specter (ms)"] == pytest.approx(30.0)
 
 
+def test_tables_keep_models_apart(runs: pd.DataFrame) -> None:
+    other = runs.assign(model="phi3_5_moe", charged_as="phi3_5_moe", tpot_ms=runs["tpot_ms"] * 3, k=runs["k"] // 2)
+    both = pd.concat([runs, other])
+    table = tables.BUILD["main"]({"main": both})
+    frame = table.frame[table.frame["data set"] == "mean"].set_index("model")
+    assert frame["Specter (ms)"].tolist() == pytest.approx([30.0, 90.0])
+    assert frame.index.tolist() == ["DeepSeek-V2-Lite", "Phi-3.5-MoE"] and table.keys == 4
+    assert "narrow stand-in of Phi-3.5-MoE" in table.stated["checkpoint"]
+    alike = [note for note in table.notes if "Systems have equal device bytes" in note]
+    assert len(alike) == 1 and not alike[0].startswith("DeepSeek")  # what holds for both is said once
+    assert any(note.startswith("Phi-3.5-MoE: ") for note in table.notes)
+    one = tables.BUILD["main"]({"main": runs})
+    assert "model" not in one.frame
+    glance = tables.models({"main": both}).frame
+    assert glance["Specter (ms)"].tolist() == pytest.approx([30.0, 90.0]) and glance["K"].tolist() == ["16", "8"]
+
+
 def test_every_format_states_the_protocol(runs: pd.DataFrame) -> None:
     table = tables.main_table({"main": runs})
     for write in tables.FORMATS.values():

@@ -1,0 +1,212 @@
+"""What a scale runs, and what people get of it: scales, experiments and probes of conf/, figures and tables.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specter.errors import SpecterError
+
+CONF = Path("conf")
+# What each figure and table shows: experiments, or the probes.
+FIGURES = {
+    "models": ("main",),
+    "tpot": ("main",),
+    "speedup": ("main",),
+    "acceptance": ("main", "probe"),
+    "fidelity": ("probe",),
+    "methods": ("fidelity",),
+    "union": ("probe",),
+    "runs": ("probe",),
+    "k_sweep": ("k_sweep",),
+    "budget_sweep": ("budget_sweep",),
+    "hardware": ("hardware",),
+    "rivals": ("rivals",),
+    "prompt_length": ("prompt_length",),
+    "decomposition": ("rivals", "decomposition"),
+}
+TABLES = {
+    "models": ("main",),
+    "main": ("main",),
+    "systems": ("main",),
+    "fidelity": ("probe",),
+    "methods": ("fidelity",),
+    "union": ("probe",),
+    "runs": ("probe",),
+    "k_sweep": ("k_sweep",),
+    "depth_profile": ("k_sweep",),
+    "depth_profile_published": ("depth_profile",),
+    "budget_sweep": ("budget_sweep",),
+    "hardware": ("hardware",),
+    "rivals": ("rivals",),
+    "memory": ("rivals",),
+    "best_depth": ("k_sweep", "probe"),
+    "prompt_length": ("prompt_length",),
+    "decomposition": ("rivals", "decomposition"),
+    "published_ratio": ("rivals", "decomposition"),
+    "transformers_offload": ("transformers_offload",),
+}
+# Figures that show one model each; all others show every model in panels of its own.
+OF_ONE_MODEL = {
+    "tpot", "speedup", "acceptance", "k_sweep", "budget_sweep", "hardware", "rivals", "prompt_length", "decomposition",
+}  # fmt: skip
+# Tidy tables that come from jobs of their own, and the experiment whose recordings they need.
+DERIVED = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
+Values = dict[str, Any]
+Schema = TypeVar("Schema")
+
+
+@dataclass
+class Share:
+    """What the models after a scale's first run of it."""
+
+    experiments: list[str]
+    num_datasets: int  # the first ones
+    num_inputs: int  # of each
+    systems: list[str] = field(default_factory=list)  # of each experiment; none: all
+
+
+@dataclass
+class Scale:
+    """How much is run, on what, and what it needs (conf/scale)."""
+
+    name: str
+    about: str
+    checkpoint_kind: str
+    clock: str
+    needs: str
+    models: list[str]
+    datasets: list[str]
+    experiments: list[str]
+    max_inputs: int
+    max_k: int
+    max_new_tokens: int
+    warmup_tokens: int
+    num_live_checks: int
+    num_probe_texts: int
+    others: Share | None = None  # none: every model runs all of it
+
+    def share(self, model: str) -> Share:
+        """What `model` runs of this scale."""
+        if self.others is None or model == self.models[0]:
+            return Share(self.experiments, len(self.datasets), self.max_inputs)
+        return self.others
+
+    def systems(self, experiment: Experiment, model: str) -> list[str]:
+        """The systems of an experiment that `model` runs."""
+        wanted = self.share(model).systems
+        return [name for name in experiment.systems if not wanted or name in wanted]
+
+    def models_of(self, *experiments: str) -> list[str]:
+        """The models that run all of these experiments; those of `DERIVED` go with their source."""
+        needed = {DERIVED.get(name, name) for name in experiments}
+        return [model for model in self.models if needed.issubset(self.share(model).experiments)]
+
+
+@dataclass
+class Experiment:
+    """A product of settings (conf/experiment). A budget is a tier, or a number of experts per MoE layer, as Specter has
+    them; a policy is what another system gets for it (see `specter.memory`)."""
+
+    name: str
+    about: str
+    systems: list[str]
+    budgets: list[str]
+    samplings: list[str]
+    ks: list[int]  # none: the K that the paper gives the model
+    hardware: list[str]
+    prompt_tokens: list[int]
+    num_inputs: int
+    num_datasets: int  # the first ones of the scale
+    policies: list[str] = field(default_factory=lambda: ["same_bytes"])
+    depths: dict[str, list[int]] = field(default_factory=dict)  # systems that run at other K than `ks`
+    kv_capacity: int = 256
+
+
+@dataclass
+class Probe:
+    """What the fidelity study runs (conf/probe, named like the scale)."""
+
+    name: str
+    methods: list[str]
+    texts: str  # "recorded" or "datasets"
+    samplings: list[str]
+    datasets: list[str]
+    num_requests: int
+    num_tokens: int
+    prompt_tokens: int
+    window: int
+    device: str
+
+
+def option(group: str, name: str) -> Values:
+    """One file of a configuration group. Raises SpecterError naming the known ones."""
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise SpecterError(f"{group} {name!r} is unknown", f"use one of: {known}")
+    values: Values = yaml.safe_load(path.read_text())
+    return values
+
+
+def _load(schema: type[Schema], group: str, name: str) -> Schema:
+    values = option(group, name)
+    try:
+        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    except OmegaConfBaseException as error:
+        what = f"conf/{group}/{name}.yaml: {str(error).partition(chr(10))[0]}"
+        raise SpecterError(what, f"see {schema.__name__} in {__name__.replace('.', '/')}.py") from None
+    assert isinstance(loaded, schema)
+    return loaded
+
+
+@functools.cache
+def load_scale(name: str) -> Scale:
+    return _load(Scale, "scale", name)
+
+
+@functools.cache
+def load_experiment(name: str) -> Experiment:
+    return _load(Experiment, "experiment", name)
+
+
+@functools.cache
+def load_probe(name: str) -> Probe:
+    return _load(Probe, "probe", name)
+
+
+def datasets(scale: str, experiment: str, model: str) -> list[str]:
+    """The data sets that an experiment runs on with a model, at a scale."""
+    size = load_scale(scale)
+    return size.datasets[: min(load_experiment(experiment).num_datasets, size.share(model).num_datasets)]
+
+
+def figures(scale: str) -> list[str]:
+    """The figures that a scale can fill, as files are named: of a model but the scale's first, `figure-model`."""
+    size = load_scale(scale)
+    return [
+        figure if model == size.models[0] else f"{figure}-{model}"
+        for figure, sources in FIGURES.items()
+        for model in (size.models_of(*sources) if figure in OF_ONE_MODEL else size.models_of(*sources)[:1])
+    ]
+
+
+def tables(scale: str) -> list[str]:
+    """The tables that a scale can fill."""
+    size = load_scale(scale)
+    return [table for table, sources in TABLES.items() if size.models_of(*sources)]
+
+
+def drawn(scale: str, name: str) -> str:
+    """What `harness.figures` is asked for one of `figures`: the figure, and its model if it shows one."""
+    figure, _, model = name.partition("-")
+    return f"{figure} {model or load_scale(scale).models[0]}" if figure in OF_ONE_MODEL else figure
