@@ -66,7 +66,11 @@ class GpuWeights:
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.nbytes for part in {id(part): part for part in _tensors(self)}.values())
+        return sum(part.nbytes for part in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, each once."""
+        return list({id(part): part for part in _tensors(self)}.values())
 
     @classmethod
     def load(
