@@ -17,6 +17,7 @@ from specter.gpu.graphs import Graph
 from specter.gpu.target import OUTPUT_ROWS, Target
 from specter.kernels import mail
 from specter.model.base import Output, Routing, TargetPass
+from specter.model.rope import check_prompt
 
 # Slot tables that the host may be ahead by. It waits for every layer's router: at most two layers of one-expert waves.
 _NUM_TABLES = 512
@@ -56,9 +57,12 @@ class DevicePasses:
         """A pass over `tokens` at `position`…, of which nothing runs yet; the one before must have ended.
 
         Raises:
-            SpecterError: more rows, outputs or positions than there is room for.
+            SpecterError: more rows, outputs or positions than there is room for, or a prompt that LongRoPE's switch
+                forbids.
         """
         num_rows = len(tokens)
+        if position == 0:
+            check_prompt(self.target.weights.spec, self.target.cache.capacity, num_rows)
         launched = self._num_launched(num_rows, position, num_outputs)
         self.target.place(launched, position, launched if self.is_resident or launched > num_rows else num_outputs)
         self.feed[:launched] = torch.tensor([*tokens, *[tokens[-1]] * (launched - num_rows)], dtype=torch.int32)

@@ -135,18 +135,18 @@ def engine(
     models: Models, k: int, num_slots: int, stress_seed: int | None = None, mover: Mover | None = None
 ) -> Engine:
     """On the device clock where there is a device, graphs included."""
-    is_device = DEV.type == "cuda"
-    arena = torch.full((num_slots, SPEC.expert_params + 32), torch.nan, device=DEV)
+    spec, is_device = models.weights.spec, DEV.type == "cuda"
+    arena = torch.full((num_slots, spec.expert_params + 32), torch.nan, device=DEV)
     store = {
         ExpertId(layer, expert): models.cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
-        for layer in range(SPEC.num_moe_layers)
-        for expert in range(SPEC.num_experts)
+        for layer in range(spec.num_moe_layers)
+        for expert in range(spec.num_experts)
     }
     if is_device:
         store = {expert: payload.pin_memory() for expert, payload in store.items()}
 
     def move(expert: ExpertId, slot: int) -> None:
-        arena[slot, : SPEC.expert_params].copy_(store[expert], non_blocking=True)
+        arena[slot, : spec.expert_params].copy_(store[expert], non_blocking=True)
 
     target = Target(models.weights, arena, models.cache, 16, None, pdl=False, tuning=TARGET)
     model = DeviceModel(DevicePasses(target), models.draft, is_graphed=is_device)
@@ -154,8 +154,8 @@ def engine(
     if is_device:
         model.capture(k + 1)
         timeline = CudaTimeline() if stress_seed is None else StressedTimeline(seed=stress_seed)
-    costs = CostModel(SPEC, 16, CAPACITY)
-    quotas = layer_quotas(num_slots, SPEC.num_moe_layers)
+    costs = CostModel(spec, 16, CAPACITY)
+    quotas = layer_quotas(num_slots, spec.num_moe_layers)
     transfer = Transfer(timeline, costs.payload_bytes, mover or move)
     cache = ExpertCache(Residency(num_slots), LruEviction(quotas), transfer, timeline)
     planner = DeadlinePlanner() if k else None
@@ -224,14 +224,19 @@ def test_a_copy_that_fails_is_named_and_the_finished_rounds_are_kept(models: Mod
 
 
 def test_the_unfused_draft_computes_the_same(models: Models) -> None:
+    check_unfused(models)
+
+
+def check_unfused(models: Models) -> None:
     """What the ablation compares with must differ in speed alone."""
-    codes = quantize(SPEC, models.cpu.store)
+    spec = models.weights.spec
+    codes = quantize(spec, models.cpu.store)
 
     def part(matrices: Int4Matrices, layer: int) -> Int4Matrices:
         one = _layer(matrices, layer)
         return Int4Matrices(one.codes.to(DEV), one.scales.to(DEV), one.zeros.to(DEV), one.group)
 
-    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(SPEC.num_moe_layers)]
+    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(spec.num_moe_layers)]
     experts = models.draft.experts
     unfused = UnfusedDraft(layers, models.weights, experts, models.cache, 4, pdl=False, tuning=DRAFT)
     for draft in (models.draft, unfused):
