@@ -5,9 +5,3 @@ a copy stream of their own, one way (host copies are never written back), into s
 No draft, no prediction, no prefetch. Its eviction is `specter.experts.eviction.LruEviction`, which Specter
 as published uses too.
 """
-
-from __future__ import annotations
-
-from specter.config import SystemConfig
-
-SYSTEM = SystemConfig(name="lru", speculative=False, planner="none", eviction="lru")

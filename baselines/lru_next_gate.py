@@ -4,8 +4,9 @@ Faithful to: the usual prefetch of runtimes without a draft (for one, arXiv 2312
 mixtral_offloading). The residual stream changes slowly from layer to layer, so the next layer's norm and router on the
 current layer's hidden state (attention added, experts not yet) predict most of its experts one layer ahead.
 Departing where: nowhere that we know of; it has the same copy stream, slots and kernels as everybody here. The
-prediction is charged as one more router product per layer. It fetches all of the top-k, behind the current layer's own
-misses, and a plan protects what is predicted and present until its layer has run.
+prediction is charged as one more router product per layer; on a device it is one, in a graph of its own. It fetches all
+of the top-k, behind the current layer's own misses, and a plan protects what is predicted and present until its layer
+has run.
 """
 
 from __future__ import annotations
@@ -14,12 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specter.config import SystemConfig
 from specter.experts.planner import Plan
 from specter.model.base import Routing
 from specter.model.spec import ExpertId
-
-SYSTEM = SystemConfig(name="lru_next_gate", speculative=False, planner="none", eviction="lru", foresight="next_gate")
 
 
 class NextGate:

@@ -7,8 +7,10 @@ layer are computed first. No draft, no prediction. 16-bit weights, as everybody 
 separate switch.
 Departing where: it starts empty instead of full of arbitrary experts, so that a slot's first load moves nothing out;
 all swaps of a layer are issued before its hits are computed, not three at a time (on one stream no total changes); the
-host keeps its copy, since experts never change, and the bytes that move out are charged and dropped. It launches one
-grouped kernel per wave, as everybody here.
+host keeps its copy, since experts never change, and the bytes that move out are dropped: on the virtual clock they are
+charged, on a device they are copied to its 4 buffers of page-locked host memory. Bytes leave a slot before others come
+in, so that the 4 spare device buffers are charged and not used. It launches one grouped kernel per wave, as everybody
+here.
 
 `mixtral_speculative_loading`: the same with the paper's other idea, which that runtime does not contain: once a
 layer's experts are on their way, the next layer's router on this layer's hidden state names two experts to load.
@@ -19,29 +21,20 @@ spare buffer, and runs beside the compute stream, without which it could gain no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from specter.config import SystemConfig
 from specter.experts.residency import Slot
-from specter.experts.transfer import Mover, Transfer
+from specter.experts.transfer import Mover, Transfer, WriteBack
 from specter.model.spec import ExpertId
 from specter.timeline.base import Event, LaneTotals, Mark, T, Timeline, Work
 
-SYSTEM = SystemConfig(
-    name="mixtral_offloading", speculative=False, planner="none", eviction="lru", transfer="swap", num_buffers=4
-)
-SPECULATIVE_LOADING = SystemConfig(
-    name="mixtral_speculative_loading",
-    speculative=False,
-    planner="none",
-    eviction="lru",
-    foresight="next_gate_2",
-    transfer="swap",
-    num_buffers=4,
-)
-
 
 class OneStream:
-    """A timeline on which copies and computes follow each other in the order of issue, as on one CUDA stream."""
+    """A timeline on which copies and computes follow each other in the order of issue, as on one CUDA stream.
+
+    On a device too, where events between its two streams make the order: with one stream alone (`is_serial`) nothing
+    could run beside it, as speculative loading must.
+    """
 
     def __init__(self, inner: Timeline) -> None:
         self._inner = inner
@@ -94,15 +87,23 @@ class SwapTransfer(Transfer):
     Args:
         stream: what a fetch is issued on, in order with compute.
         beside: what a prefetch is issued on.
+        write_back: moves the displaced expert's bytes; on the virtual clock there is nothing to move.
     """
 
-    def __init__(self, stream: Timeline, beside: Timeline, payload_bytes: int, mover: Mover) -> None:
+    def __init__(
+        self, stream: Timeline, beside: Timeline, payload_bytes: int, mover: Mover, write_back: WriteBack
+    ) -> None:
         super().__init__(stream, payload_bytes, mover)
+        self._write_back = write_back
         self._beside = Transfer(beside, payload_bytes, mover)
         self._streams = {False: stream, True: beside}
 
-    def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool) -> Event:
+    def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool, after: Iterable[Event] = ()) -> Event:
         if slot.generation > 1:  # the slot had an expert before
-            after = () if slot.last_use is None else (slot.last_use,)
-            self._streams[is_prefetch].copy(self.payload_bytes, lambda: None, after=after, label="write back")
-        return self._beside.load(expert, slot, True) if is_prefetch else super().load(expert, slot, False)
+            used = () if slot.last_use is None else (slot.last_use,)
+            copy = partial(self._write_back, slot.index)
+            left = self._streams[is_prefetch].copy(self.payload_bytes, copy, after=used, label="write back")
+            after = (*after, left)
+        if is_prefetch:
+            return self._beside.load(expert, slot, True, after)
+        return super().load(expert, slot, False, after)

@@ -11,10 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from specter.config import SystemConfig
 from specter.model.spec import ExpertId
-
-SYSTEM = SystemConfig(name="on_demand", speculative=False, planner="none", eviction="drop")
 
 
 class DropEviction:

@@ -3,9 +3,3 @@
 Faithful to: a model that fits. Where it does not fit the device, `fits_device` in its record says so. Its output is
 also the reference that every other system must equal bit for bit.
 """
-
-from __future__ import annotations
-
-from specter.live import PLAIN
-
-SYSTEM = PLAIN

@@ -7,12 +7,14 @@ plans, after the first and the second draft token; LRU; verification waits for a
 DeepSeek 12 and 2.
 Departing where: the original is a large-batch system (EAGLE head, CPU attention, layer streaming). A wholly accepted
 round leaves the own KV one token behind; catching up is charged as one more row of a draft pass, and so is its
-prefill.
+prefill. On a device, whose draft steps have one row, every token behind is a step: against it, by one step after a
+wholly accepted round, and by the prompt's length at the first.
 
 `specmoeoff_tuned`: the same at its best: any K (by sweep, or by its own cost model, `choose_k`), the same device bytes
 as Specter, and its second copy of the non-expert weights in INT4.
 Departing where, in its favour: that copy is charged as INT4, in memory and in time, but drafts with the 16-bit values,
-so its acceptance is not lowered by rounding them.
+so its acceptance is not lowered by rounding them. On a device the copy lies in BF16: its time is BF16's, and a record
+says what is allocated beside what the budget charges.
 """
 
 from __future__ import annotations
@@ -23,15 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specter.config import OWN, OWN_INT4, SystemConfig
 from specter.experts.planner import Plan
 from specter.model.base import Choose, DraftStep, Model, TargetPass
 from specter.model.spec import ExpertId
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
-
-SYSTEM = SystemConfig(name="specmoeoff", speculative=True, planner="two_plans", eviction="lru", draft=OWN, draft_len=3)
-TUNED = SystemConfig(name="specmoeoff_tuned", speculative=True, planner="two_plans", eviction="lru", draft=OWN_INT4)
 
 
 class TwoPlansPlanner:

@@ -3,12 +3,14 @@
 Faithful to: what a user would try first. Greedy decoding with a KV cache, eager, the weights of every module brought
 to the execution device by accelerate's hooks just before the module runs, and dropped after it: from host memory
 (`cpu_offload`) or from disk (`disk_offload`); also with everything resident.
-Departing where: nowhere in the library; but it is *not* on the engine, and on a machine without a GPU the execution
-device is the CPU. What is measured is then wall time of the narrow stand-in on this CPU: the overhead of hooks and
+Departing where: nowhere in the library; but it is *not* on the engine, and the workflow runs it on the CPU, which is
+then the execution device too. What is measured there is wall time of the narrow stand-in: the overhead of hooks and
 Python per module, not of a link. It stands in a table of its own, beside our own decoder's wall time, and beside no
-charged time.
+charged time. On a GPU (`device=cuda`) the narrow stand-in is what runs as well; a directory in hub format may be given
+instead, in `dtype=bfloat16`.
 
     python -m baselines.transformers_offload checkpoint=data/standins/deepseek_v2_lite out=offload.json
+    python -m baselines.transformers_offload checkpoint=DIR out=offload.json device=cuda dtype=bfloat16
 """
 
 from __future__ import annotations
@@ -31,15 +33,26 @@ from specter.errors import SpecterError
 from specter.model.checkpoint import Checkpoint
 
 KINDS = ("resident", "cpu_offload", "disk_offload")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     checkpoint: Path
     out: Path
-    device: str = "cpu"  # where modules run
+    device: str = "cpu"  # where modules run, or cuda
     num_tokens: int = 8
     threads: int = 1
+    dtype: str = "float32"  # or bfloat16
+
+    def check(self) -> None:
+        """Raises SpecterError for a device or a type that there is not."""
+        if self.dtype not in DTYPES:
+            raise SpecterError(f"dtype={self.dtype} is unknown", f"use one of: {', '.join(DTYPES)}")
+        kind = self.device.partition(":")[0]
+        if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
+            what = f"device={self.device} is not available"
+            raise SpecterError(what, "use device=cpu, or a machine with a CUDA device")
 
 
 def offload(model: Any, kind: str, device: str, scratch: Path) -> Any:
@@ -71,11 +84,16 @@ def generate(model: Any, prompt: list[int], num_tokens: int, device: str) -> tup
 
 
 def measure(options: Options, prompt: list[int], report: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """One row per kind of offload: tokens, time to the first one, median time of the others."""
+    """One row per kind of offload: tokens, time to the first one, median time of the others.
+
+    Raises:
+        SpecterError: no such device or type, before anything is loaded.
+    """
+    options.check()
     rows = []
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as scratch:
-            model = load_eager(Checkpoint.open(options.checkpoint), "cpu", torch.float32)
+            model = load_eager(Checkpoint.open(options.checkpoint), "cpu", DTYPES[options.dtype])
             model = offload(model, kind, options.device, Path(scratch))
             tokens, times = generate(model, prompt, options.num_tokens, options.device)
         rows.append(

@@ -17,10 +17,9 @@ from specter.experts.eviction import Eviction, LruEviction, layer_quotas
 from specter.experts.planner import DeadlinePlanner, Foresight, Planner, ThreePhasePlanner
 from specter.experts.residency import Residency
 from specter.experts.retention import RetainEviction
-from specter.experts.transfer import Mover, Transfer, move_nothing
+from specter.experts.transfer import Mover, Transfer, WriteBack, move_nothing, open_nothing
 from specter.memory import num_slots
 from specter.model.base import Model
-from specter.model.decoder import Decoder
 from specter.model.spec import FULL_SIZE, ExpertId, read_spec
 from specter.speculation.accept import Sampler
 from specter.timeline.base import Timeline
@@ -57,9 +56,13 @@ def build_costs(config: RunConfig) -> CostModel:
     return CostModel(spec, config.tile_rows, config.kv_capacity, draft_shared_bits=draft_bits)
 
 
-def build_model(config: RunConfig, decoder: Decoder) -> Model:
-    """The live model of a system: the decoder, which is target and draft, or the decoder and a draft apart from it."""
-    return decoder if config.system.draft == SHARED else TwoModels(decoder, decoder.twin())
+def build_model(config: RunConfig, model: Model, make_draft: Callable[[], Model]) -> Model:
+    """The live model of a system: one model, which is target and draft, or that and a draft apart from it.
+
+    Args:
+        make_draft: makes a draft that shares neither non-expert weights nor KV with `model`.
+    """
+    return model if config.system.draft == SHARED else TwoModels(model, make_draft())
 
 
 def build_engine(
@@ -69,6 +72,7 @@ def build_engine(
     mover: Mover = move_nothing,
     timeline: Timeline | None = None,
     costs: CostModel | None = None,
+    open_write_back: Callable[[int], WriteBack] = open_nothing,
 ) -> Engine:
     """An engine with an empty cache (`resident`: a full one).
 
@@ -76,6 +80,7 @@ def build_engine(
         mover: copies payloads into the model's slots; a replay needs none.
         timeline: a fresh virtual one of `config.hardware` by default.
         costs: of the model that `config` charges for by default.
+        open_write_back: makes the way back of a swapping system, with so many buffers on the host.
     """
     costs = costs or build_costs(config)
     spec = costs.spec
@@ -96,7 +101,8 @@ def build_engine(
     transfer = Transfer(timeline, costs.payload_bytes, mover)
     if config.system.transfer == "swap":
         stream = OneStream(timeline)
-        transfer, timeline = SwapTransfer(stream, timeline, costs.payload_bytes, mover), stream
+        write_back = open_write_back(config.system.num_buffers)
+        transfer, timeline = SwapTransfer(stream, timeline, costs.payload_bytes, mover, write_back), stream
     eviction = EVICTIONS[config.system.eviction](quotas, spec.num_experts, config.system.num_staging)
     cache = ExpertCache(Residency(slots), eviction, transfer, timeline)
     if config.system.eviction == "resident":

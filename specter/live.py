@@ -80,8 +80,9 @@ class LiveModel:
         def move(expert: ExpertId, slot: int) -> None:
             arena.write(slot, self.store.payload(expert))
 
-        model = build_model(config, self.decoder)
-        return run_input(config, model, build_sampler(config.sampling), prompt, warmup, move, on_commit)
+        model = build_model(config, self.decoder, self.decoder.twin)
+        sampler = build_sampler(config.sampling)
+        return run_input(config, model, sampler, prompt, warmup, move, on_commit, foresees=True)
 
     def agrees_with_plain(
         self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None

@@ -104,10 +104,16 @@ class Recording:
 
 
 class RecordingModel:
-    """A live model that remembers what it answered. Wraps any `Model`; see `finish`."""
+    """A live model that remembers what it answered. Wraps any `Model`; see `finish`.
 
-    def __init__(self, model: Model) -> None:
+    Args:
+        foresees: ask every pass without drafts what its next router foresees, whether or not the engine does, so that
+            one recording serves all rivals. For a model that computes at once, and where it costs no time.
+    """
+
+    def __init__(self, model: Model, foresees: bool = False) -> None:
         self._model = model
+        self._foresees = foresees
         self.num_layers, self.num_dense_layers = model.num_layers, model.num_dense_layers
         self.num_experts, self.top_k = model.num_experts, model.top_k
         self.reset()
@@ -133,12 +139,10 @@ class RecordingModel:
         drafts = np.stack([step.routing for step in self._steps]) if self._steps else np.empty(shape, np.int16)
         routing = np.empty((num_moe_layers, len(tokens), self.top_k), np.int16)
         inner = self._model.target_pass(tokens, position, num_outputs)
-        foreseen = None
-        if not self._steps and hasattr(inner, "foresee"):  # what plain decoding may want to know
-            foreseen = np.empty((num_moe_layers - 1, len(tokens), self.top_k), np.int16)
+        foresees = self._foresees and not self._steps and hasattr(inner, "foresee")
         self._steps = []
-        self._passes.append(RecordedPass(position, list(tokens), drafts, routing, [], foreseen))
-        return _RecordingPass(inner, routing, foreseen, self.num_dense_layers)
+        self._passes.append(RecordedPass(position, list(tokens), drafts, routing, []))
+        return _RecordingPass(inner, self._passes[-1], self.num_dense_layers, foresees)
 
     def crop(self, length: int) -> None:
         self._model.crop(length)
@@ -152,34 +156,37 @@ class RecordingModel:
 
 
 class _RecordingPass:
-    def __init__(
-        self,
-        inner: TargetPass,
-        routing: NDArray[np.int16],
-        foreseen: NDArray[np.int16] | None,
-        num_dense_layers: int,
-    ) -> None:
-        self._inner, self._routing, self._foreseen = inner, routing, foreseen
+    """Copies what a layer told when it combines: the engine has waited for it by then."""
+
+    def __init__(self, inner: TargetPass, record: RecordedPass, num_dense_layers: int, foresees: bool) -> None:
+        self._inner, self._record = inner, record
         self._num_dense_layers = num_dense_layers
-        self._layer_routing: Routing | None = None
+        self._foresees = foresees
+        self._routing: Routing | None = None  # of the layer that runs
+        self._predicted: Routing | None = None  # of the layer behind it
         self.run_experts, self.outputs = inner.run_experts, inner.outputs
 
     def mix(self, layer: int) -> Routing | None:
-        self._layer_routing = self._inner.mix(layer)
-        moe_layer = layer - self._num_dense_layers
-        if self._foreseen is not None and 0 <= moe_layer < len(self._foreseen):
-            self._foreseen[moe_layer] = cast(ForeseeingPass, self._inner).foresee(layer)
-        return self._layer_routing
+        self._routing = self._inner.mix(layer)
+        if self._foresees and 0 <= layer - self._num_dense_layers < len(self._record.target_routing) - 1:
+            self.foresee(layer)
+        return self._routing
 
     def combine(self, layer: int) -> None:
-        """Whoever combines has waited for the routing."""
-        assert self._layer_routing is not None
-        self._routing[layer - self._num_dense_layers] = self._layer_routing
+        assert self._routing is not None
+        moe_layer = layer - self._num_dense_layers
+        self._record.target_routing[moe_layer] = self._routing
+        if self._predicted is not None:
+            if self._record.foreseen is None:
+                self._record.foreseen = np.empty_like(self._record.target_routing[:-1])
+            self._record.foreseen[moe_layer] = self._predicted
+            self._predicted = None
         self._inner.combine(layer)
 
     def foresee(self, layer: int) -> Routing:
-        assert self._foreseen is not None
-        return self._foreseen[layer - self._num_dense_layers]
+        if self._predicted is None:
+            self._predicted = cast(ForeseeingPass, self._inner).foresee(layer)
+        return self._predicted
 
 
 class ReplayModel:

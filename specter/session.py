@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specter.build import build_costs, build_engine
 from specter.config import RunConfig
-from specter.experts.transfer import Mover, move_nothing
+from specter.experts.transfer import Mover, WriteBack, move_nothing, open_nothing
 from specter.metrics import Metrics, accesses, summarize
 from specter.model.base import Model
 from specter.model.spec import ExpertId
@@ -40,6 +40,8 @@ def run_input(
     mover: Mover = move_nothing,
     on_commit: OnCommit = lambda tokens: None,
     timeline: Timeline | None = None,
+    open_write_back: Callable[[int], WriteBack] = open_nothing,
+    foresees: bool = False,
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.
 
@@ -47,12 +49,12 @@ def run_input(
 
     Args:
         on_commit: called with the tokens of every commit, the warm-up's included.
-        timeline: see `build_engine`.
+        timeline, open_write_back: see `build_engine`. foresees: see `RecordingModel`.
     Raises:
         SpecterError: a prompt that is empty or too long for the KV cache.
     """
-    recorder = RecordingModel(model)
-    engine = build_engine(config, recorder, sampler, mover, timeline)
+    recorder = RecordingModel(model, foresees)
+    engine = build_engine(config, recorder, sampler, mover, timeline, open_write_back=open_write_back)
     warmup = None
     if config.warmup_tokens:
         generation = engine.generate(warmup_prompt, config.warmup_tokens, on_commit)

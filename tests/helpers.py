@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
-from baselines import lru, lru_next_gate, mixtral_offloading, on_demand, resident, specmoeoff
+from specter.config import SystemConfig
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.kernels import Product, product
@@ -22,15 +23,26 @@ from specter.model.spec import ExpertId, ModelSpec, RopeSpec
 from specter.model.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def load_system(name: str) -> SystemConfig:
+    """A system as everybody runs it."""
+    return SystemConfig(**yaml.safe_load((CONF / "system" / f"{name}.yaml").read_text()))
+
+
 RIVALS = [
-    lru.SYSTEM,
-    lru_next_gate.SYSTEM,
-    mixtral_offloading.SYSTEM,
-    mixtral_offloading.SPECULATIVE_LOADING,
-    on_demand.SYSTEM,
-    resident.SYSTEM,
-    specmoeoff.SYSTEM,
-    specmoeoff.TUNED,
+    load_system(name)
+    for name in (
+        "lru",
+        "lru_next_gate",
+        "mixtral_offloading",
+        "mixtral_speculative_loading",
+        "on_demand",
+        "resident",
+        "specmoeoff",
+        "specmoeoff_tuned",
+    )
 ]
 
 TINY = ModelSpec(

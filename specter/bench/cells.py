@@ -15,7 +15,7 @@ import yaml
 from specter.bench.int4 import Int4Layer
 from specter.bench.measure import no_collection
 from specter.bench.unfused import UnfusedDraft
-from specter.build import build_engine
+from specter.build import build_engine, build_model
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
 from specter.errors import SpecterError
 from specter.experts.cache import CacheState
@@ -184,9 +184,10 @@ def run_cell(
     Args:
         state: of an earlier cell of the same eviction, slots and way of sampling, instead of a warm-up.
     """
-    recorder = RecordingModel(bed.model)
+    config = cell.config()
+    recorder = RecordingModel(build_model(config, bed.model, bed.own_draft))
     costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
-    engine = build_engine(cell.config(), recorder, TokenSampler(), bed.move, make_timeline(), costs)
+    engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs, bed.open_write_back)
     if state is None:
         if warmup_tokens:
             engine.generate(warmup, warmup_tokens)

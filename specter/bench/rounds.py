@@ -27,7 +27,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from specter.arguments import parse_arguments
-from specter.bench import stress
+from specter.bench import rivals, stress
 from specter.bench.cells import (
     NO_FUSED_KERNEL,
     NO_GRAPHS,
@@ -83,7 +83,7 @@ SUMMARY = {
     "union_mean": "union_mean",
     "bytes_per_token": "bytes_per_token",
 }
-SECTIONS = ("link", "main", "depth", "ablations", "lossless", "traces")
+SECTIONS = ("link", "main", "depth", "ablations", "rivals", "lossless", "traces")
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,10 @@ class RoundsBench:
         for tier in SLOTS_PER_LAYER:
             for system, variant in ABLATIONS:
                 self.run(Cell(system, tier, "greedy", K, variant), 1 if variant in SLOW else 2)
+
+    def rivals(self) -> None:
+        """The paper's baselines and the usual prefetch, greedy."""
+        rivals.compare(self.beds, self.budget, self._machine(self._link_rate()), self.prompts, self.warmup, self.report)
 
     def lossless(self) -> None:
         """Bit for bit against plain decoding: the texts measured so far, and every policy under stress."""

@@ -28,7 +28,7 @@ class Slot:
     expert: ExpertId | None = None
     state: State = State.ABSENT
     pins: int = 0
-    generation: int = 0  # grows with every expert that the slot receives
+    generation: int = 0  # experts that the slot has received since the cache was cleared
     ready: Event | None = None  # end of the copy that fills it
     last_use: Event | None = None  # end of the last compute that read it
     is_prefetch: bool = False  # filled before need and not used since
@@ -50,7 +50,7 @@ class Residency:
     def clear(self) -> None:
         """Frees every slot, whatever was going on."""
         for slot in self.slots:
-            slot.expert, slot.state, slot.pins = None, State.ABSENT, 0
+            slot.expert, slot.state, slot.pins, slot.generation = None, State.ABSENT, 0, 0
             slot.ready, slot.last_use, slot.is_prefetch, slot.is_late = None, None, False, False
         self._free = self.slots[::-1]
         self._slot_of = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from specter.experts.residency import Slot
 from specter.model.spec import ExpertId
@@ -15,6 +15,18 @@ def move_nothing(expert: ExpertId, slot: int) -> None:
     """The mover of a replay, which has no payloads."""
 
 
+WriteBack = Callable[[int], None]  # copies the payload of the slot with this index to the host
+
+
+def keep_nothing(slot: int) -> None:
+    """The way back on the virtual clock, which charges bytes without moving them."""
+
+
+def open_nothing(num_buffers: int) -> WriteBack:
+    """What opens that way."""
+    return keep_nothing
+
+
 class Transfer:
     """One-way copies, host to device; store copies are never written back."""
 
@@ -23,9 +35,10 @@ class Transfer:
         self._timeline = timeline
         self._mover = mover
 
-    def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool) -> Event:
-        """Issues the copy behind the last compute that reads the slot's old content."""
-        after = () if slot.last_use is None or self._timeline.is_done(slot.last_use) else (slot.last_use,)
+    def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool, after: Iterable[Event] = ()) -> Event:
+        """Issues the copy behind `after` and the last compute that reads the slot's old content."""
+        if slot.last_use is not None and not self._timeline.is_done(slot.last_use):
+            after = (*after, slot.last_use)
         label = f"{'prefetch' if is_prefetch else 'fetch'} L{expert.layer} E{expert.expert}"
         return self._timeline.copy(
             self.payload_bytes, lambda: self._mover(expert, slot.index), after=after, label=label

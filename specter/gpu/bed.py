@@ -13,8 +13,10 @@ from specter.gpu.draft import Draft
 from specter.gpu.full_size import DTYPE, FullSize, fill
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.model import DeviceModel
+from specter.gpu.own_draft import OwnMemory
 from specter.gpu.target import Target
-from specter.gpu.weights import GpuKVCache
+from specter.gpu.weights import GpuKVCache, GpuWeights
+from specter.gpu.write_back import WriteBack
 
 
 class Bed:
@@ -26,8 +28,12 @@ class Bed:
         is_resident: every expert has a slot and passes run whole, as one graph each; there is no draft then.
         max_rows: of the longest pass.
         temperature, seed: as in `specter.gpu.draft.Draft`.
-        is_graphed: launch by CUDA graphs.
+        is_graphed: launch by CUDA graphs, where there is CUDA.
         make_draft: another draft than `Draft`, with its arguments.
+
+    Attributes:
+        model: the target, and the draft that shares its weights and KV.
+        own_memory: of the draft that `own_draft` has made, if it has.
     Raises:
         SpecterError: the slots do not fit the budget.
     """
@@ -48,25 +54,57 @@ class Bed:
     ) -> None:
         spec, device = full.spec, budget.device
         self.spec = spec
+        self._full, self._budget, self._kv_capacity = full, budget, kv_capacity
         self._arena = open_arena(num_slots, full.codec, budget)
         self.move = make_mover(self._arena, full.store)
         self.is_resident = is_resident
         table = fill(self._arena, full.store, spec.num_moe_layers) if is_resident else None
         pdl = device.type == "cuda"
+        self._is_graphed = is_graphed and pdl
         cache = GpuKVCache(spec, kv_capacity, DTYPE, device)
         slots = self._arena.flat.view(DTYPE)
         target = Target(full.weights, slots, cache, max_rows, table, seed, temperature, pdl)
-        draft = None
-        if not is_resident:
-            draft = make_draft(full.weights, full.int4, cache, max_draft_len, seed, temperature, pdl)
-        self._captured = set[int]()
-        self.model = DeviceModel(DevicePasses(target, is_resident), draft, is_graphed)
 
-    def capture(self, row_counts: Iterable[int]) -> None:
-        """Captures passes of these numbers of rows where they are not yet, if graphs are wanted; between prompts."""
-        for num_rows in set(row_counts) - self._captured:
+        def draft_over(weights: GpuWeights, cache: GpuKVCache) -> Draft:
+            return make_draft(weights, full.int4, cache, max_draft_len, seed, temperature, pdl)
+
+        self._draft_over = draft_over
+        draft = None if is_resident else draft_over(full.weights, cache)
+        self._captured, self._captured_foresight = set[int](), set[int]()
+        self.model = DeviceModel(DevicePasses(target, is_resident), draft, self._is_graphed)
+        self.own_memory: OwnMemory | None = None
+        self._own_draft: DeviceModel | None = None
+
+    def capture(self, row_counts: Iterable[int], foresees: bool = False) -> None:
+        """Captures passes of these numbers of rows where they are not yet, if graphs are wanted; between prompts.
+
+        Args:
+            foresees: also what a system with foresight launches beside them.
+        """
+        wanted = set(row_counts)
+        for num_rows in wanted - self._captured:
             self.model.capture(num_rows)
-            self._captured.add(num_rows)
+        self._captured |= wanted
+        if foresees:
+            for num_rows in wanted - self._captured_foresight:
+                self.model.capture_foresight(num_rows)
+            self._captured_foresight |= wanted
+
+    def own_draft(self) -> DeviceModel:
+        """The draft on a copy of the non-expert weights and a KV cache of its own, made at the first call.
+
+        Raises:
+            SpecterError: they do not fit the budget.
+        """
+        if self._own_draft is None:
+            self.own_memory = OwnMemory.allocate(self._full.weights, self._kv_capacity, self._budget)
+            draft = self._draft_over(self.own_memory.weights, self.own_memory.cache)
+            self._own_draft = DeviceModel(self.model.passes, draft, self._is_graphed)
+        return self._own_draft
+
+    def open_write_back(self, num_buffers: int) -> WriteBack:
+        """The way back of a swapping system; see `build_engine`."""
+        return WriteBack(self._arena, num_buffers)
 
     def poison(self) -> None:
         """Fills every slot with NaN, unless all are resident: whoever reads what did not arrive cannot go unseen."""

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from specter.gpu.foresight import DeviceForesight
 from specter.gpu.graphs import Graph
 from specter.gpu.target import OUTPUT_ROWS, Target
 from specter.kernels import mail
@@ -52,6 +53,8 @@ class DevicePasses:
         self.tables = mail.Ring(_NUM_TABLES, spec.num_experts, device)
         self._captured: dict[int, _Launches] = {}
         self._resident: dict[int, Run] = {}
+        self._foresight = DeviceForesight(target)
+        self._foresee: dict[tuple[int, int], Run] = {}  # by layer and number of rows
 
     def begin(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         """A pass over `tokens` at `position`…, of which nothing runs yet; the one before must have ended.
@@ -98,6 +101,19 @@ class DevicePasses:
         self._captured[num_rows] = _Launches(mix, experts, combine, Graph(runs.outputs).replay)
         self.tables.restart()  # warming up has read some
 
+    def capture_foresight(self, num_rows: int) -> None:
+        """Captures what `foresee` launches in passes of `num_rows` rows."""
+        spec = self.target.weights.spec
+        for layer in range(spec.num_dense_layers, spec.num_layers - 1):
+            self._foresee[layer, num_rows] = Graph(partial(self._foresight.run, layer, num_rows)).replay
+
+    def foresee(self, layer: int, num_rows: int) -> Routing:
+        """See `ForeseeingPass`; readable once the work's event has happened."""
+        run = self._foresee.get((layer, num_rows)) or partial(self._foresight.run, layer, num_rows)
+        run()
+        moe = layer - self.target.weights.spec.num_dense_layers
+        return cast(Routing, self._foresight.foreseen[moe, :num_rows].numpy())
+
     # -- the kernels, launched one by one ---------------------------------------------------------
 
     def _launches(self, num_rows: int) -> _Launches:
@@ -133,7 +149,7 @@ class DevicePasses:
 
 @dataclass(frozen=True, slots=True)
 class _DevicePass:
-    """A `TargetPass`; its outputs are tokens. What it returns is readable once the work's event has happened."""
+    """A `ForeseeingPass`; its outputs are tokens. What it returns is readable once the work's event has happened."""
 
     passes: DevicePasses
     launches: _Launches
@@ -144,6 +160,9 @@ class _DevicePass:
         self.launches.mix[layer]()
         moe = layer - self.passes.target.weights.spec.num_dense_layers
         return None if moe < 0 else self.passes.routing[moe, : self.num_rows].numpy()
+
+    def foresee(self, layer: int) -> Routing:
+        return self.passes.foresee(layer, self.num_rows)
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         self.passes.tables.write(-1, experts, slots)

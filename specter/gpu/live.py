@@ -8,15 +8,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from specter.build import build_costs
-from specter.config import SHARED, RunConfig, SystemConfig
-from specter.errors import SpecterError
+from specter.build import build_costs, build_model
+from specter.config import OWN_INT4, SHARED, RunConfig, SystemConfig
 from specter.gpu.bed import Bed
 from specter.gpu.full_size import FullSize, load_full_size
 from specter.gpu.memory import DeviceBudget
+from specter.gpu.own_draft import OwnMemory
 from specter.gpu.sampling import DeviceSampling
 from specter.gpu.target import OUTPUT_ROWS
-from specter.memory import num_slots
+from specter.memory import device_bytes, num_slots
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import TokenSampler
 from specter.timeline.cuda import CudaTimeline
@@ -46,17 +46,10 @@ class DeviceLive:
                 wrong with the checkpoint.
         """
         DeviceSampling.of(config.sampling)
-        system = config.system
-        if system.draft != SHARED or system.foresight != "none" or system.transfer != "copy_stream":
-            raise SpecterError(
-                f"{system.name} cannot run on a device yet: system.draft={system.draft}, "
-                f"system.foresight={system.foresight}, system.transfer={system.transfer}",
-                "run it on the virtual clock, or choose a system whose draft shares the target's weights, "
-                "without foresight or swaps",
-            )
         costs = build_costs(config)
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
-        budget.check(num_slots(config, costs) * costs.payload_bytes, "the slots of this budget")
+        parts = device_bytes(costs, config.system, num_slots(config, costs))
+        budget.check(sum(parts.values()), f"{config.system.name} at this budget")
         full = load_full_size(
             Path(config.model.checkpoint), Path(config.model.quantized), costs.spec, budget, "prefer", console
         )  # fmt: skip
@@ -85,12 +78,17 @@ class DeviceLive:
             sampling.temperature,
             sampling.seed,
         )
-        bed.capture({1, draft_len + 1, min(len(prompt), OUTPUT_ROWS)})  # longer ones are launched kernel by kernel
+        row_counts = {1, draft_len + 1, min(len(prompt), OUTPUT_ROWS)}  # longer ones are launched kernel by kernel
+        bed.capture(row_counts, foresees=config.system.foresight != "none")
+        model = build_model(config, bed.model, bed.own_draft)
         timeline = CudaTimeline(self.budget.device, trace=config.trace)
-        result = run_input(config, bed.model, TokenSampler(), prompt, warmup, bed.move, on_commit, timeline)
+        result = run_input(
+            config, model, TokenSampler(), prompt, warmup, bed.move, on_commit, timeline, bed.open_write_back
+        )
         use = self.budget.use()
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.full.load.is_pinned
+        result.metrics.update(allocated(bed.own_memory, config.system))
         return result
 
     def agrees_with_plain(
@@ -100,3 +98,14 @@ class DeviceLive:
         budget = dataclasses.replace(config.budget, policy="same_experts")  # the draft's bytes are taken
         plain = dataclasses.replace(config, system=PLAIN_CACHED, budget=budget, warmup_tokens=0, trace=False)
         return self.run(plain, result.recording.prompt, (), on_commit).generation.tokens == result.generation.tokens
+
+
+def allocated(own: OwnMemory | None, system: SystemConfig) -> dict[str, int | str]:
+    """What an own draft really takes, beside what the budget charges for it (`device_draft_shared_bytes`)."""
+    if own is None or system.draft == SHARED:
+        return {}
+    charged = "INT4" if system.draft == OWN_INT4 else "BF16"
+    return {
+        **{f"allocated_{part}_bytes": num_bytes for part, num_bytes in own.num_bytes.items()},
+        "draft_copy": f"BF16 on the device, charged to the budget as {charged}",
+    }

@@ -68,6 +68,11 @@ class DeviceModel:
         if self._is_graphed:
             self.passes.capture(num_rows)
 
+    def capture_foresight(self, num_rows: int) -> None:
+        """As `capture`, for what a system with foresight launches beside such passes."""
+        if self._is_graphed:
+            self.passes.capture_foresight(num_rows)
+
     def reset(self) -> None:
         """Forgets slot tables that an interrupted pass has written and not read; waits for the device.
 

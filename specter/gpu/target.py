@@ -60,7 +60,7 @@ class Target:
             )
         self.weights, self.arena, self.cache, self.slot_table = weights, arena, cache, slot_table
         self.max_rows, self.pdl, self.tuning = max_rows, pdl, tuning
-        self._rule = Rule.of(spec)
+        self.rule = Rule.of(spec)
         self._attention = build_attention(weights, cache, min(max_rows, MAX_ROWS), pdl)
 
         def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -164,7 +164,7 @@ class Target:
         """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""
         layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
         before = self._stream(self._squares_done if index else self._squares_embedded, num_rows)
-        attended = self._stream(self._squares_attended, num_rows)
+        attended = self.attended(num_rows)
         tiles.norm_linear(before, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl, layer.qkv_bias)
         for part, begin in enumerate(range(0, num_rows, MAX_ROWS)):
             rows = slice(begin, min(begin + MAX_ROWS, num_rows))
@@ -177,7 +177,7 @@ class Target:
         router = self.router[:num_rows] if is_moe else self.router[:num_rows, :0]
         tiles.norm_gated(attended, layer.wide, inner, router, self.scales[:num_rows], spec.norm_eps, tuning.wide, pdl)
         if is_moe:
-            grouped_mlp.route(router[:, : spec.num_experts], self._routing(num_rows), self._rule, pdl)
+            grouped_mlp.route(router[:, : spec.num_experts], self._routing(num_rows), self.rule, pdl)
         else:
             done, norm = self._stream(self._squares_done, num_rows), self._next_norm(index)
             tiles.linear_residual(inner, layer.down, done, norm.gain, tuning.down, pdl)
@@ -214,6 +214,10 @@ class Target:
         """LayerNorm's pass; RMSNorm has none."""
         if norm.bias is not None:
             layer_norm(stream, norm.gain, norm.bias, None, self.weights.spec.norm_eps, self.pdl)
+
+    def attended(self, num_rows: int) -> Stream:
+        """The residual stream between a layer's attention and its MLP: from `mix` of a MoE layer to its `combine`."""
+        return self._stream(self._squares_attended, num_rows)
 
     def _next_norm(self, index: int) -> Norm:
         layers = self.weights.layers

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from baselines.mixtral_offloading import OneStream
 from specter.errors import SpecterError
 from specter.timeline.base import LaneTotals, Work
 from specter.timeline.cuda import CudaTimeline
@@ -239,6 +240,21 @@ def test_a_serial_timeline_overlaps_nothing(cuda: FakeCuda) -> None:
     timeline.copy(1, copying(cuda, 5))
     _, done = timeline.compute(WORK, lambda: cuda.busy(2))
     assert done.end.at_ms == 7
+
+
+def test_one_stream_of_two_orders_all_but_what_runs_beside_it(cuda: FakeCuda, timeline: CudaTimeline) -> None:
+    stream = OneStream(timeline)
+    ends = [
+        stream.copy(1, copying(cuda, 5)),
+        stream.compute(WORK, lambda: cuda.busy(2))[1],
+        stream.compute(WORK, lambda: cuda.busy(1))[1],
+        stream.copy(1, copying(cuda, 3)),
+        stream.copy(1, copying(cuda, 4)),
+        timeline.copy(1, copying(cuda, 20)),  # beside it
+        stream.compute(WORK, lambda: cuda.busy(2))[1],
+    ]
+    assert [end.end.at_ms for end in ends] == [5, 7, 8, 11, 15, 35, 17]  # type: ignore[attr-defined]
+    assert stream.totals() == timeline.totals()
 
 
 def test_a_trace_keeps_lanes_labels_and_stalls(cuda: FakeCuda) -> None:

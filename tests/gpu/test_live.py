@@ -1,17 +1,15 @@
-"""What the device clock refuses, before a device is looked for."""
+"""What outputs are held against, on either clock, is the rival of that name."""
 
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
 
-from harness.plan import compose
-from specter.errors import SpecterError
-from specter.gpu.live import DeviceLive
+from specter.config import SystemConfig
+from specter.gpu.live import PLAIN_CACHED
+from specter.live import PLAIN
+from tests.helpers import load_system
 
 
-@pytest.mark.parametrize("system", ["specmoeoff", "lru_next_gate", "mixtral_offloading"])
-def test_systems_that_a_device_would_flatter_are_refused(system: str) -> None:
-    """A swap's way back has no copy behind it here: measured, it would take no time."""
-    with pytest.raises(SpecterError, match="cannot run on a device yet"):
-        DeviceLive.load(compose(["clock=device", f"system={system}"]), Console())
+@pytest.mark.parametrize(("constant", "name"), [(PLAIN, "resident"), (PLAIN_CACHED, "lru")])
+def test_plain_decoding_is_the_rival_of_that_name(constant: SystemConfig, name: str) -> None:
+    assert constant == load_system(name)

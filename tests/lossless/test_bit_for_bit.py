@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines import resident
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
 from specter.live import LiveModel
 from specter.recording import Recording
 from specter.session import replay_input
 from specter.timeline.hardware import load_hardware
-from tests.helpers import RIVALS, TINY, open_live, write_random
+from tests.helpers import RIVALS, TINY, load_system, open_live, write_random
 
 SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
 OURS = [
@@ -65,7 +64,7 @@ def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]
     """Plain decoding of every prompt by every sampling, everything resident."""
     return {
         (sampling.kind, i): live.run(
-            replace(config, system=resident.SYSTEM, sampling=sampling, warmup_tokens=0), prompt, ()
+            replace(config, system=load_system("resident"), sampling=sampling, warmup_tokens=0), prompt, ()
         ).generation.tokens
         for sampling in SAMPLINGS
         for i, prompt in enumerate(PROMPTS)
@@ -113,7 +112,7 @@ def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig):
     num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        reference = live.run(replace(config, system=resident.SYSTEM, warmup_tokens=0), PROMPTS[0], ())
+        reference = live.run(replace(config, system=load_system("resident"), warmup_tokens=0), PROMPTS[0], ())
         for k, tier in itertools.product((2, 16), BUDGETS):
             result = live.run(replace(config, k=k, budget=BUDGETS[tier]), PROMPTS[0], [3])
             assert result.generation.tokens == reference.generation.tokens

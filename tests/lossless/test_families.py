@@ -11,14 +11,13 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from baselines import lru, resident
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
 from specter.live import LiveModel
 from specter.model.spec import ModelSpec
 from specter.progress import make_progress
 from specter.quantize.cli import main
 from specter.timeline.hardware import load_hardware
-from tests.helpers import TINY_PHI, TINY_QWEN, write_random
+from tests.helpers import TINY_PHI, TINY_QWEN, load_system, write_random
 
 SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
 SPECS = {
@@ -70,7 +69,7 @@ def live(config: RunConfig) -> LiveModel:
 def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]]:
     return {
         (sampling.kind, i): live.run(
-            replace(config, system=resident.SYSTEM, sampling=sampling, warmup_tokens=0), prompt, ()
+            replace(config, system=load_system("resident"), sampling=sampling, warmup_tokens=0), prompt, ()
         ).generation.tokens
         for sampling, (i, prompt) in itertools.product(SAMPLINGS, enumerate(PROMPTS))
     }
@@ -78,7 +77,7 @@ def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]
 
 @pytest.mark.parametrize(
     ("system", "tier", "k"),
-    [(SPECTER, "high", 7), (SPECTER, "low", 32), (SPECTER, "smallest", 2), (lru.SYSTEM, "low", 1)],
+    [(SPECTER, "high", 7), (SPECTER, "low", 32), (SPECTER, "smallest", 2), (load_system("lru"), "low", 1)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_equals_plain_decoding(live: LiveModel, config: RunConfig, plain, system: SystemConfig, tier: str, k: int):

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baselines import lru, on_demand, resident
 from harness.plan import compose
 from specter.config import BudgetConfig, SystemConfig
 from specter.live import LiveModel
 from specter.prompts import encode, prompt_text
-from tests.helpers import open_live
+from tests.helpers import load_system, open_live
 
 CONFIG = compose(["warmup_tokens=0"])
 SPECTER = CONFIG.system
@@ -35,7 +34,7 @@ def prompt() -> list[int]:
 @pytest.fixture(scope="module")
 def plain(live: LiveModel, prompt: list[int]) -> dict[str, list[int]]:
     """Plain decoding with everything resident, by sampling."""
-    config = replace(CONFIG, system=resident.SYSTEM)
+    config = replace(CONFIG, system=load_system("resident"))
     runs = {kind: live.run(replace(config, sampling=sampling), prompt, ()) for kind, sampling in SAMPLINGS.items()}
     return {kind: run.generation.tokens for kind, run in runs.items()}
 
@@ -46,8 +45,8 @@ def plain(live: LiveModel, prompt: list[int]) -> dict[str, list[int]]:
         (SPECTER, "high", 16, "greedy"),
         (SPECTER, "low", 7, "seeded"),
         (SPECTER, "smallest", 32, "seeded"),
-        (lru.SYSTEM, "low", 1, "greedy"),
-        (on_demand.SYSTEM, "smallest", 1, "seeded"),
+        (load_system("lru"), "low", 1, "greedy"),
+        (load_system("on_demand"), "smallest", 1, "seeded"),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
