@@ -280,8 +280,7 @@ class Engine:
 
     def _record(self) -> None:
         """Writes down the round that is over, if it is not yet."""
-        one, self._unrecorded = self._unrecorded, None
-        if one is None:
+        if (one := self._unrecorded) is None:
             return
         assert self.generation is not None
         begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
@@ -311,3 +310,4 @@ class Engine:
             compute_busy_ms=lanes.compute_busy_ns / 1e6,
         )
         self.generation.rounds.append(record)
+        self._unrecorded = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -64,6 +65,7 @@ def decode_eager(
     out = model(torch.tensor([list(prompt)], device=device), use_cache=True, logits_to_keep=1)
     cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
     tokens, values = [int(token)], []
+    gc.collect()
     with no_collection():
         for repeat in range(warmup + repeats):
             start = time.perf_counter()

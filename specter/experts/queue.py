@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 
 from specter.model.spec import ExpertId
 from specter.timeline.base import Event, Timeline
@@ -89,11 +90,9 @@ class LoadQueue:
         self._opened = None
 
     def num_met(self) -> int:
-        """How many needs have ended so far, of all."""
-        num_met = len(self._needs)
-        while num_met and not self._timeline.is_done(self._needs[num_met - 1][1]):  # they end in order
-            num_met -= 1
-        return num_met + self._num_settled
+        """How many needs have ended so far, of all, one after the other."""
+        is_done = self._timeline.is_done
+        return self._num_settled + sum(1 for _ in takewhile(lambda need: is_done(need[1]), self._needs))
 
     def settle(self, num_met: int) -> int:
         """Time, ns, during which a need was outstanding, of the needs since the last call up to `num_met` of all."""
