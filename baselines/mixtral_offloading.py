@@ -26,7 +26,7 @@ from functools import partial
 from specter.experts.residency import Slot
 from specter.experts.transfer import Mover, Transfer, WriteBack
 from specter.model.spec import ExpertId
-from specter.timeline.base import Event, LaneTotals, T, Timeline, Work
+from specter.timeline.base import Event, LaneTotals, Mark, T, Timeline, Work
 
 
 class OneStream:
@@ -73,6 +73,12 @@ class OneStream:
 
     def totals(self) -> LaneTotals:
         return self._inner.totals()
+
+    def mark(self) -> Mark:
+        return self._inner.mark()
+
+    def totals_at(self, mark: Mark) -> LaneTotals:
+        return self._inner.totals_at(mark)
 
 
 class SwapTransfer(Transfer):

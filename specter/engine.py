@@ -7,6 +7,7 @@ chooses what to prefetch, the cache knows what is where, and the timeline knows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -20,7 +21,7 @@ from specter.experts.planner import Foresight, Planner
 from specter.model.base import ForeseeingPass, Model, Output
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Proposal, Sampler, Verdict
-from specter.timeline.base import Event, LaneTotals, Timeline
+from specter.timeline.base import Event, Mark, Timeline
 from specter.timeline.costs import CostModel
 
 
@@ -55,8 +56,20 @@ class _Window:
     """A point in time from which a round's differences are taken."""
 
     ns: int
-    totals: LaneTotals
+    mark: Mark
     counters: CacheCounters
+    num_needs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A round that is over, and not written down yet."""
+
+    begin: _Window
+    draft_end_ns: int
+    end: _Window
+    draft_len: int
+    verdict: Verdict
 
 
 class Engine:
@@ -94,6 +107,7 @@ class Engine:
         self.lookahead = LookaheadBuffer(model.num_layers - model.num_dense_layers, model.num_experts)
         self.generation: Generation | None = None  # the current or last one: its rounds survive an interruption
         self._is_interrupted = False
+        self._unrecorded: _Round | None = None
 
     def generate(
         self, prompt: Sequence[int], max_new_tokens: int, on_commit: Callable[[list[int]], None] = lambda tokens: None
@@ -116,26 +130,41 @@ class Engine:
         self._is_interrupted = True  # until this generation is complete
         self.model.reset()
         self._draft_seen = 0
-        self.generation = generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
+        self._unrecorded = None
+        self.generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
+        try:
+            self._generate(self.generation, prompt, max_new_tokens, on_commit)
+        except BaseException:
+            with suppress(SpecterError, RuntimeError):  # a device that failed has no times to tell
+                self._record()
+            raise
+        self._record()
+        self.timeline.drain()  # copies of the last round's plan may be under way
+        self._is_interrupted = False
+        return self.generation
+
+    def _generate(
+        self, generation: Generation, prompt: Sequence[int], max_new_tokens: int, on_commit: Callable[[list[int]], None]
+    ) -> None:
         begin = self._window()
         self.cache.begin_round()
         first = self.verify([], self.target_pass(prompt, 0, num_outputs=1), len(prompt)).tokens[0]
         end = self._window()
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
-        self.cache.settle_need()  # prefill's
-        generation.prefill_bytes = end.totals.minus(begin.totals).copied_bytes
+        self.cache.settle_need(end.num_needs)  # prefill's
+        generation.prefill_bytes = end.mark.copied_bytes - begin.mark.copied_bytes
         context = Context([*prompt, first])
         on_commit([first])
         while (remaining := max_new_tokens - (len(context.tokens) - len(prompt))) > 0:
-            generation.rounds.append(self.run_round(context, len(generation.rounds), remaining))
-            on_commit(context.tokens[-generation.rounds[-1].new_len :])
+            num_new = self.run_round(context, remaining)
+            on_commit(context.tokens[-num_new:])
         generation.tokens = context.tokens[len(prompt) :]
-        self.timeline.drain()  # copies of the last round's plan may be under way
-        self._is_interrupted = False
-        return generation
 
-    def run_round(self, context: Context, index: int, remaining: int) -> RoundRecord:
-        """One round: commits 1 to K+1 tokens to `context`, and never more than `remaining`."""
+    def run_round(self, context: Context, remaining: int) -> int:
+        """One round: commits 1 to K+1 tokens to `context`, never more than `remaining`, and returns how many.
+
+        Its record is written while the device drafts for the next one, which must not wait for that.
+        """
         begin = self._window()
         self.cache.begin_round()
         proposals, batches = self.draft(context, min(self.draft_len, remaining - 1))
@@ -152,12 +181,14 @@ class Engine:
         context.tokens.extend(verdict.tokens)
         self.model.crop(context.last_position)
         self._draft_seen = min(self._draft_seen, context.last_position)
-        return self._record(index, begin, draft_end_ns, len(proposals), verdict)
+        self._unrecorded = _Round(begin, draft_end_ns, self._window(), len(proposals), verdict)
+        return len(verdict.tokens)
 
     def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
         """Drafts `draft_len` tokens; returns them and the batches of copies that the planner issued meanwhile."""
         self.lookahead.clear()
         if draft_len == 0:
+            self._record()
             return [], []
         timeline, planner = self.timeline, self.planner
         self.model.begin_draft(context.last_token, context.last_position, self.sampler.propose)
@@ -175,6 +206,9 @@ class Engine:
             if planner is None or not planner.is_boundary(num_drafted):
                 continue
             self._wait(done)  # the steps' routing reaches the host
+            is_last = num_drafted == draft_len
+            if not planner.joins_before_verify and not is_last and timeline.is_done(steps[num_drafted][1]):
+                continue  # the host is late: it plans once for both
             for step, _ in steps[num_read:num_drafted]:
                 self.lookahead.add(step.routing)
             num_read, counts = num_drafted, self.lookahead.counts
@@ -185,6 +219,7 @@ class Engine:
                 self.cache.enqueue(plan, known=done)
             elif copies := self.cache.prefetch(plan, known=done):
                 batches.append(copies)
+        self._record()  # the round before; by now its times have been read, between one step and another
         self._wait(steps[-1][1])  # the draft tokens reach the host
         return [step.proposal for step, _ in steps], batches
 
@@ -240,21 +275,27 @@ class Engine:
                 self.planner.observe_copies((len(batch) - 1) * self.costs.payload_bytes, copy_ms)
 
     def _window(self) -> _Window:
-        return _Window(self.timeline.now_ns(), self.timeline.totals(), replace(self.cache.counters))
+        counters = replace(self.cache.counters)
+        return _Window(self.timeline.now_ns(), self.timeline.mark(), counters, self.cache.num_met_needs())
 
-    def _record(self, index: int, begin: _Window, draft_end_ns: int, draft_len: int, verdict: Verdict) -> RoundRecord:
-        end = self._window()
-        lanes, cache = end.totals.minus(begin.totals), end.counters.minus(begin.counters)
+    def _record(self) -> None:
+        """Writes down the round that is over, if it is not yet."""
+        one, self._unrecorded = self._unrecorded, None
+        if one is None:
+            return
+        assert self.generation is not None
+        begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
+        lanes, cache = totals_at(end.mark).minus(totals_at(begin.mark)), end.counters.minus(begin.counters)
         num_moe_layers = self.model.num_layers - self.model.num_dense_layers
-        need_ns = self.cache.settle_need()
-        return RoundRecord(
-            index=index,
+        need_ns = self.cache.settle_need(end.num_needs)
+        record = RoundRecord(
+            index=len(self.generation.rounds),
             start_ms=begin.ns / 1e6,
-            draft_end_ms=draft_end_ns / 1e6,
+            draft_end_ms=one.draft_end_ns / 1e6,
             end_ms=end.ns / 1e6,
-            draft_len=draft_len,
-            accepted_len=verdict.accepted_len,
-            new_len=len(verdict.tokens),
+            draft_len=one.draft_len,
+            accepted_len=one.verdict.accepted_len,
+            new_len=len(one.verdict.tokens),
             prefetch_bytes=cache.num_prefetched * self.costs.payload_bytes,
             fetch_bytes=cache.num_misses * self.costs.payload_bytes,
             writeback_bytes=lanes.copied_bytes - (cache.num_prefetched + cache.num_misses) * self.costs.payload_bytes,
@@ -269,3 +310,4 @@ class Engine:
             need_ms=need_ns / 1e6,
             compute_busy_ms=lanes.compute_busy_ns / 1e6,
         )
+        self.generation.rounds.append(record)

@@ -1,15 +1,16 @@
-"""`python -m specter.bench kernels|rounds|quantize key=value ...`: measures the runtime on this machine's GPU."""
+"""`python -m specter.bench kernels|families|rounds|quantize key=value ...`: measures the runtime on this GPU."""
 
 from __future__ import annotations
 
 import sys
 
+from specter.bench.families import main as families
 from specter.bench.kernels import main as kernels
 from specter.bench.quantize import main as quantize
 from specter.bench.rounds import main as rounds
 from specter.errors import SpecterError
 
-BENCHES = {"kernels": kernels, "rounds": rounds, "quantize": quantize}
+BENCHES = {"kernels": kernels, "families": families, "rounds": rounds, "quantize": quantize}
 
 
 def main(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +13,12 @@ from typing import Any
 import yaml
 
 from specter.bench.int4 import Int4Layer
+from specter.bench.measure import no_collection
 from specter.bench.unfused import UnfusedDraft
 from specter.build import build_engine, build_model
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
 from specter.errors import SpecterError
+from specter.experts.cache import CacheState
 from specter.gpu.bed import Bed
 from specter.gpu.draft import Draft
 from specter.gpu.full_size import FullSize
@@ -99,8 +102,14 @@ class CellResult:
             **dataclasses.asdict(self.cell),
             "num_prompts": len(self.metrics),
             "plain_copy_bytes_per_s": self.plain_copy_bytes_per_s,
+            "text_digests": [digest(tokens) for tokens in self.tokens],
             **{key: {"mean": mean(v), "min": min(v), "max": max(v), "values": v} for key, v in numbers.items() if v},
         }
+
+
+def digest(tokens: Sequence[int]) -> str:
+    """Tells generated texts apart, where a record need not hold them."""
+    return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:16]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -157,6 +166,7 @@ class Generations:
     num_slots: int
     costs: CostModel
     texts: list[tuple[Generation, Recording, list[ExpertId]]]  # with the residents at the first commit
+    state: CacheState  # that every text started from
 
 
 def run_cell(
@@ -167,15 +177,21 @@ def run_cell(
     make_timeline: Callable[[], Timeline],
     num_tokens: int = TPOT_TOKENS,
     warmup_tokens: int = WARMUP_TOKENS,
+    state: CacheState | None = None,
 ) -> Generations:
-    """Warms up once and starts every prompt from the cache that this leaves, restored outside the timing."""
+    """Warms up once and starts every prompt from the cache that this leaves, restored outside the timing.
+
+    Args:
+        state: of an earlier cell of the same eviction, slots and way of sampling, instead of a warm-up.
+    """
     config = cell.config()
     recorder = RecordingModel(build_model(config, bed.model, bed.own_draft))
     costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
     engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs, bed.open_write_back)
-    if warmup_tokens:
-        engine.generate(warmup, warmup_tokens)
-    state = engine.cache.snapshot()
+    if state is None:
+        if warmup_tokens:
+            engine.generate(warmup, warmup_tokens)
+        state = engine.cache.snapshot()
     texts = []
     for prompt in prompts:
         engine.cache.restore(state)
@@ -186,9 +202,10 @@ def run_cell(
             if not residents:
                 residents.extend(engine.cache.residency.experts())
 
-        generation = engine.generate(prompt, num_tokens, on_commit)
+        with no_collection():
+            generation = engine.generate(prompt, num_tokens, on_commit)
         texts.append((generation, recorder.finish(generation, {}), residents))
-    return Generations(cell, len(engine.cache.residency.slots), costs, texts)
+    return Generations(cell, len(engine.cache.residency.slots), costs, texts, state)
 
 
 def measure(generations: Generations, hardware: Hardware) -> CellResult:

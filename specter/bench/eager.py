@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specter.bench.measure import MIN_REPEATS, Sample
+from specter.bench.measure import MIN_REPEATS, Sample, no_collection
 from specter.model.spec import ModelSpec
 
 EXPERTS = ("grouped_mm", "eager")  # transformers' ways with routed experts
@@ -65,9 +64,7 @@ def decode_eager(
     out = model(torch.tensor([list(prompt)], device=device), use_cache=True, logits_to_keep=1)
     cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
     tokens, values = [int(token)], []
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collection():
         for repeat in range(warmup + repeats):
             start = time.perf_counter()
             for _ in range(num_steps):
@@ -75,6 +72,4 @@ def decode_eager(
                 tokens.append(int(token))
             if repeat >= warmup:
                 values.append((time.perf_counter() - start) / num_steps * 1e3)
-    finally:
-        gc.enable()
     return tokens, Sample(tuple(values))

@@ -19,7 +19,7 @@ from specter.gpu.tuning import DRAFT, TARGET
 from specter.kernels import grouped_mlp, int4_moe
 from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
-from specter.kernels.routing import RowRouting
+from specter.kernels.routing import RowRouting, Rule
 from specter.model.routing import top_k
 from specter.model.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
@@ -142,11 +142,11 @@ class Backends:
         """Routing that is known, as it is to the draft's expert kernels: chosen [k], weights [k]."""
         nothing = torch.zeros(0, dtype=torch.int32, device=chosen.device)
         history = chosen[None].to(torch.int16)
-        return RowRouting(self._one, self._one, weights, history, nothing, self._step, nothing, 1.0)
+        return RowRouting(self._one, self._one, weights, history, nothing, self._step, nothing, Rule())
 
     def _route(self, layer: int) -> grouped_mlp.Routing:
         routing = grouped_mlp.Routing.empty(1, self.spec.top_k, self.spec.num_experts, self.rows.x.device)
-        grouped_mlp.route(self.rows.logits[layer : layer + 1], routing, 1.0, self._pdl)
+        grouped_mlp.route(self.rows.logits[layer : layer + 1], routing, Rule(), self._pdl)
         return routing
 
 

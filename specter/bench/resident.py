@@ -63,7 +63,7 @@ class ResidentBench:
         row = self.report.add(Row("plain decoding, all resident, BF16", "ms", device_ms(plain), floor, 2.5, note=note))
         self.report.summary["plain_decode_ms"] = row.sample.median
 
-        tokens = self._continue(prompt, VERIFY_ROWS)
+        tokens = self.continue_plain(prompt, VERIFY_ROWS)
         rows = torch.tensor(tokens, dtype=torch.int32, device=self.device)
         num_experts = sum(len(np.unique(layer)) for layer in self._trace(rows, position).swapaxes(0, 1))
 
@@ -110,7 +110,7 @@ class ResidentBench:
     def bit_equality(self) -> None:
         """Plain decoding of 17 tokens, then the same 17 as one verification: logits and KV, bit by bit."""
         target, equal = self.target, []
-        latents = target.cache.latents
+        entries = target.cache.entries
         for prompt in self.prompts:
             self._prefill_resident(prompt)
             token = target.tokens[:1].clone()
@@ -122,13 +122,13 @@ class ResidentBench:
                 token = target.tokens[:1].clone()
                 logits.append(target.logits[0].clone())
             new = slice(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS)
-            plain_kv = latents[:, new].clone()
-            latents[:, new] = torch.nan  # whatever the verification does not write itself would show
+            plain_kv = entries[:, new].clone()
+            entries[:, new] = torch.nan  # whatever the verification does not write itself would show
             target.begin(torch.cat(tokens), PROMPT_TOKENS, VERIFY_ROWS)
             target.forward(VERIFY_ROWS)
             same = torch.equal(target.logits[:VERIFY_ROWS], torch.stack(logits))
-            equal.append(same and torch.equal(latents[:, new], plain_kv))
-            latents[:, new] = 0
+            equal.append(same and torch.equal(entries[:, new], plain_kv))
+            entries[:, new] = 0
         self.report.facts["bit-equal prompts"] = f"{sum(equal)} of {len(equal)}, logits and KV of {VERIFY_ROWS} rows"
         self.report.summary["bit_equal"] = all(equal)
 
@@ -174,7 +174,7 @@ class ResidentBench:
         self.report.facts["inflated against narrow (fp32), teacher-forced"] = {
             "argmax_agreement": agreement.argmax_agreement(narrow, wide),
             "routing_agreement": agreement.routing_agreement(narrow, wide),
-            "num_tokens": NUM_PROMPTS * PROMPT_TOKENS,
+            "num_tokens": len(self.prompts) * PROMPT_TOKENS,
         }
         self.report.facts["INT4 draft, narrow (fp32)"] = dataclasses.asdict(of_narrow)
         self.report.facts["INT4 draft, inflated (BF16)"] = dataclasses.asdict(of_wide)
@@ -184,7 +184,7 @@ class ResidentBench:
         prompt, model = self.prompts[0], load_eager(self.model.source, self.device, DTYPE)
         for experts in EXPERTS:
             tokens, sample = decode_eager(model, prompt, EAGER_STEPS, experts, EAGER_REPEATS)
-            ours = self._continue(prompt, len(tokens))
+            ours = self.continue_plain(prompt, len(tokens))
             same = next((i for i, (a, b) in enumerate(zip(tokens, ours, strict=True)) if a != b), len(tokens))
             note = f"first {same} of {len(tokens)} greedy tokens as ours; host load {os.getloadavg()[0]:.1f}"
             self.report.add(Row(f"plain decoding, transformers eager, experts: {experts}", "ms", sample, note=note))
@@ -216,7 +216,7 @@ class ResidentBench:
         target.choose(len(rows), len(rows))
         return np.stack(routing, axis=1)
 
-    def _continue(self, prompt: list[int], num_tokens: int) -> list[int]:
+    def continue_plain(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Greedy tokens after `prompt`, by plain decoding."""
         target = self.target
         self._prefill_resident(prompt)

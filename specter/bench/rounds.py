@@ -2,6 +2,13 @@
 
 Every system runs on one engine, one store and one set of kernels; what differs is policy. The full-size model is
 an inflated stand-in (see `specter.standin`): its bytes and flops are the real model's, text and routing the stand-in's.
+
+Everything takes about eight minutes on an H200. Several calls with the same `out`, of the same code on the same kind of
+device, make one record: each keeps the finished sections of those before it. Two of less than seven minutes each, the
+second with the whole product of losslessness:
+
+    python -m specter.bench rounds out=rounds.json sections=link,main,traces
+    python -m specter.bench rounds out=rounds.json sections=ablations,depth,lossless num_lossless=20
 """
 
 from __future__ import annotations
@@ -34,14 +41,18 @@ from specter.bench.cells import (
     measure,
     run_cell,
 )
+from specter.bench.host import host_rows
 from specter.bench.inputs import Inputs, run_section
 from specter.bench.measure import Sample, device_ms
-from specter.bench.report import Report, Row
+from specter.bench.report import Report, Row, provenance
+from specter.bench.resume import Earlier, different_texts, plain_texts
 from specter.errors import SpecterError
-from specter.gpu.arena import DeviceArena, open_arena
+from specter.experts.cache import CacheState
+from specter.experts.transfer import Mover
+from specter.gpu.arena import open_arena
+from specter.gpu.copies import make_mover
 from specter.gpu.full_size import FullSize
 from specter.gpu.memory import DeviceBudget
-from specter.gpu.store import PinnedStore
 from specter.model.spec import ExpertId
 from specter.progress import make_progress
 from specter.timeline.cuda import CudaTimeline
@@ -62,6 +73,7 @@ ABLATIONS = (
     (OURS, NO_GRAPHS),
     (OURS, NO_OVERLAP),
 )
+SLOW = (NO_FUSED_KERNEL, NO_GRAPHS)  # measured on fewer texts
 SUMMARY = {
     "tpot_ms": "tpot_ms",
     "over_floor_trace": "over_floor_trace",
@@ -82,7 +94,7 @@ class Options(Inputs):
     out: Path = Path("data/reference/h200/rounds.json")
     sections: str = ",".join(SECTIONS)
     num_prompts: int = 5  # of the main cells
-    num_lossless: int = 4  # prompts of every bit-for-bit combination; 20 take three minutes
+    num_lossless: int = 2  # prompts of every bit-for-bit combination; 20 take three to four minutes
 
 
 @dataclass(slots=True)
@@ -98,8 +110,11 @@ class RoundsBench:
     report: Report
     progress: Progress
     beds: Beds
+    earlier: Earlier
     results: dict[Cell, CellResult] = field(default_factory=dict)
-    _scratch: DeviceArena | None = None
+    # Caches after the warm-up, by eviction, slots and sampling: policies that differ in nothing else start alike.
+    _states: dict[tuple[str, int, str, str], CacheState] = field(default_factory=dict)
+    _move: Mover | None = None
 
     def run(self, cell: Cell, num_prompts: int) -> CellResult:
         """Measures a cell, once."""
@@ -107,31 +122,38 @@ class RoundsBench:
             before = self._link_rate()
             timeline = partial(CudaTimeline, self.budget.device, is_serial=cell.variant == NO_OVERLAP)
             task = self.progress.add_task(cell.name, total=None)
+            self.progress.refresh()
             bed = self.beds.get(cell, PROMPT_TOKENS)
             prompts = self.prompts[:num_prompts]
-            generations = run_cell(cell, bed, prompts, self.warmup, timeline)
+            system = cell.config().system
+            key = system.eviction, system.num_staging, cell.tier, cell.sampling
+            generations = run_cell(cell, bed, prompts, self.warmup, timeline, state=self._states.get(key))
+            self._states[key] = generations.state
             # Others share the host: floors use the fastest of the rates just before, just after and of any text.
             rate = max(before, self._link_rate())
             result = measure(generations, self._machine(rate))
             fastest = max(result.values("link_bytes_per_s"), default=0.0)
             self.results[cell] = result if fastest <= rate else measure(generations, self._machine(fastest))
             self.progress.remove_task(task)
-            self.report.facts["cells"] = [result.as_json() for result in self.results.values()]
+            self.earlier.cells.pop(cell, None)
+            self.report.facts["cells"] = [
+                *self.earlier.cells.values(), *(result.as_json() for result in self.results.values())
+            ]  # fmt: skip
             self.report.write()
         return self.results[cell]
 
     # -- sections --------------------------------------------------------------------------------
 
     def link(self) -> None:
-        """The plain pinned copy that every rate is held against: expert by expert, and a whole layer at once.
-
-        The two tell what batching adjacent copies would bring.
-        """
+        """The plain pinned copy that every rate is held against, expert by expert, and a whole layer at once (which
+        tells what batching adjacent copies would bring); and what the host pays for issuing them."""
         store, num_experts = self.full.store, self.full.spec.num_experts
         single = Sample(tuple(self._link_rate() / 1e9 for _ in range(5)))
         self.report.add(Row("link, one expert per copy", "GB/s", single, note="pinned host to device, back to back"))
         arena = open_arena(num_experts, self.full.codec, self.budget)
         layers = device_ms(lambda index: arena.write_run(0, store.arena(index % store.num_layers)), per_repeat=4)
+        for row in host_rows(arena, store):
+            self.report.add(row)
         whole = Sample(tuple(store.layer_bytes / ms / 1e6 for ms in layers.values))
         self.report.add(Row("link, one layer per copy", "GB/s", whole, note="64 adjacent experts"))
 
@@ -153,7 +175,7 @@ class RoundsBench:
         """One published or missing choice at a time, greedy."""
         for tier in SLOTS_PER_LAYER:
             for system, variant in ABLATIONS:
-                self.run(Cell(system, tier, "greedy", K, variant), 2)
+                self.run(Cell(system, tier, "greedy", K, variant), 1 if variant in SLOW else 2)
 
     def rivals(self) -> None:
         """The paper's baselines and the usual prefetch, greedy."""
@@ -162,10 +184,7 @@ class RoundsBench:
     def lossless(self) -> None:
         """Bit for bit against plain decoding: the texts measured so far, and every policy under stress."""
         outcome = stress.compare(self.full, self.budget, self.prompts[: self.options.num_lossless], self.progress)
-        different = [cell.name for cell, result in self.results.items() if not self._is_plain(cell, result)]
         self.report.facts["bit for bit, all policies"] = outcome.as_json()
-        self.report.facts["bit for bit, measured cells"] = {"cells": len(self.results), "different": different}
-        self.report.summary["bit_equal"] = outcome.all_equal and not different
 
     def traces(self) -> None:
         """Chrome traces of three rounds of each system."""
@@ -187,14 +206,27 @@ class RoundsBench:
 
     def _link_rate(self) -> float:
         """Bytes per second of experts copied one behind the other, on the current stream."""
-        if self._scratch is None:
-            self._scratch = open_arena(2, self.full.codec, self.budget)
-        sample = device_ms(partial(_copy_expert, self._scratch, self.full.store), repeats=1, per_repeat=100)
-        return self.full.store.codec.payload_bytes / sample.median * 1e3
+        store = self.full.store
+        if self._move is None:
+            self._move = make_mover(open_arena(2, self.full.codec, self.budget), store)
+        move = self._move
 
-    def _is_plain(self, cell: Cell, result: CellResult) -> bool:
-        plain = self.results.get(_cell("resident", "high", cell.sampling))
-        return plain is not None and result.tokens == plain.tokens[: len(result.tokens)]
+        def copy(index: int) -> None:
+            layer, expert = divmod(index, store.num_experts)
+            move(ExpertId(layer % store.num_layers, expert), expert % 2)
+
+        return store.codec.payload_bytes / device_ms(copy, repeats=1, per_repeat=100).median * 1e3
+
+    def conclude(self) -> None:
+        """What all sections together say, those of earlier calls included."""
+        facts = self.report.facts
+        cells = facts.get("cells", [])
+        different = different_texts(cells)
+        num_compared = sum(1 for cell in cells if cell["sampling"] in plain_texts(cells))
+        facts["bit for bit, measured cells"] = {"cells": num_compared, "different": different}
+        if (outcome := facts.get("bit for bit, all policies")) is not None:
+            self.report.summary["bit_equal"] = outcome["all_equal"] and not different
+        self.report.write()
 
     def _summarize(self, tier: str, sampling: str) -> None:
         summary, ours = self.report.summary, self.results[_cell(OURS, tier, sampling)]
@@ -236,6 +268,7 @@ def run(options: Options, console: Console) -> Report:
         raise SpecterError(f"section {unknown[0]!r} is unknown", f"use some of: {','.join(SECTIONS)}")
     options.check()
     budget = DeviceBudget("cuda")
+    Earlier.read(Report(options.out, provenance(budget.device, options.commit)), sections)  # refuses before loading
     hardware = load_hardware(options.hardware)
     num_prompts = max(options.num_prompts, options.num_lossless)
     prompts = options.load_prompts(num_prompts, PROMPT_TOKENS)
@@ -244,15 +277,21 @@ def run(options: Options, console: Console) -> Report:
     warmup = Tokenizer.from_file(str(options.tokenizer)).encode((options.prompts / "warmup.txt").read_text()).ids
     full = options.load(budget, console)
     report = options.report(options.out, full, budget)
-    with make_progress(console) as progress:
+    earlier = Earlier.read(report, sections)
+    if earlier.sections:
+        console.print(f"kept from earlier calls: {', '.join(earlier.sections)}", highlight=False)
+    with make_progress(console, auto_refresh=False) as progress:
         bench = RoundsBench(
-            full, budget, hardware, prompts, warmup[:PROMPT_TOKENS], options, report, progress, Beds(full, budget)
-        )
+            full, budget, hardware, prompts, warmup[:PROMPT_TOKENS], options, report, progress, Beds(full, budget),
+            earlier,
+        )  # fmt: skip
         for name in sections:
             run_section(name, getattr(bench, name), report, console)
+            bench.conclude()
     use = budget.use()
     report.facts["device memory"] = dataclasses.asdict(use)
-    report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
+    before = report.facts.get("seconds: all", 0.0) if earlier.sections else 0.0
+    report.facts["seconds: all"] = round(before + time.perf_counter() - start, 1)
     report.write()
     bench.show(console)
     return report
@@ -264,11 +303,6 @@ def _cell(system: str, tier: str, sampling: str) -> Cell:
     elif system == "on_demand":  # keeps nothing and loads k experts a layer, whatever the text and the budget
         tier, sampling = "high", "greedy"
     return Cell(system, tier, sampling, K if "specter" in system else 0)
-
-
-def _copy_expert(arena: DeviceArena, store: PinnedStore, index: int) -> None:
-    layer, expert = divmod(index, store.num_experts)
-    arena.write(expert % 2, store.payload(ExpertId(layer % store.num_layers, expert)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,7 +36,10 @@ class UnfusedDraft(Draft):
             gate, up, down = (_one(part, chosen[rank : rank + 1], self.weights.dtype) for part in self._layers[moe])
             inner = F.silu(F.linear(x, gate)) * F.linear(x, up)
             self.x[0] += F.linear(inner, down).float() * weight
-        skinny.linear_residual(self._shared, layer.down, self._moe_done, next_gain, None, tuning.down, self.pdl)
+        if routing.is_gated:
+            self._shared *= torch.sigmoid(routing.logits[-1:]).to(self._shared.dtype)
+        if len(self._shared):  # or the experts' sums are all there is, and LayerNorm reads nothing else
+            skinny.linear_residual(self._shared, layer.down, self._moe_done, next_gain, None, tuning.down, self.pdl)
 
 
 def _one(matrices: Int4Matrices, expert: Tensor, dtype: torch.dtype) -> Tensor:

@@ -109,18 +109,24 @@ class ExpertCache:
         self._queue.replace(plan.loads, known)
 
     def feed(self) -> Event | None:
-        """Issues planned copies while few enough are under way and slots can be taken.
+        """Issues planned copies while few enough are under way and slots can be taken, at most a full link of them: a
+        host that needs longer for a copy than the link does would never come back.
 
         Returns:
             What to wait for before calling again; None if nothing is planned or no slot may be taken.
         """
-        queue = self._queue
-        while queue.planned and queue.has_room():
-            if not self.is_present(queue.planned[0]) and self._prefetch(queue.planned[0]) is None:
+        queue, copy = self._queue, None
+        for _ in range(queue.depth):
+            while queue.planned and self.is_present(queue.planned[0]):
+                queue.planned.popleft()
+            queue.close()
+            if not queue.planned or not queue.has_room():
+                break
+            if (copy := self._prefetch(queue.planned[0])) is None:
                 return None
             queue.planned.popleft()
-            queue.close()
-        return queue.oldest() if queue.planned else None
+        queue.close()
+        return (queue.oldest() or copy) if queue.planned else None
 
     def note_join(self) -> None:
         """Verification is about to wait for all copies under way: whoever uses one of them finds it late."""
@@ -174,9 +180,11 @@ class ExpertCache:
             if not arriving:
                 self._make_room()
                 continue
-            slot = arriving.popleft()
-            assert slot.ready is not None
-            yield Wave([slot], [slot.ready])
+            slots = [arriving.popleft()]
+            while arriving and self._has_arrived(slots[-1]) and self._has_arrived(arriving[0]):
+                slots.append(arriving.popleft())  # the host is late: these need one launch
+            assert slots[0].ready is not None
+            yield Wave(slots, [slots[0].ready])
         self._queue.close(known)
 
     def release(self, wave: Wave, done: Event) -> None:
@@ -195,12 +203,17 @@ class ExpertCache:
         """A round, or prefill, begins."""
         self._eviction.begin_round()
 
-    def settle_need(self) -> int:
+    def num_met_needs(self) -> int:
+        """How many needs have ended so far; the host must have waited for what told of them."""
+        return self._queue.num_met()
+
+    def settle_need(self, num_met: int) -> int:
         """Time, ns, during which an expert that was known to be needed had not arrived, since the last call.
 
-        Of needs that have ended; the host must have waited for what told of them.
+        Args:
+            num_met: how many needs had ended when that time is to end (`num_met_needs`).
         """
-        return self._queue.settle()
+        return self._queue.settle(num_met)
 
     # -- starting state ------------------------------------------------------------------------
 

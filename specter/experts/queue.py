@@ -26,7 +26,7 @@ class LoadQueue:
 
     def __init__(self, timeline: Timeline, depth: int = LINK_DEPTH) -> None:
         self._timeline = timeline
-        self._depth = depth
+        self.depth = depth
         self.clear()
 
     def clear(self) -> None:
@@ -36,7 +36,8 @@ class LoadQueue:
         self._last_copy: Event | None = None
         self._opened: Event | None = None  # since when a need is outstanding
         self._needs: deque[tuple[Event, Event]] = deque()  # outstanding from the one to the other
-        self._settled: Event | None = None  # until when needs have been told by `settle`
+        self._num_settled = 0  # needs told by `settle`
+        self._settled: Event | None = None  # and until when
 
     # -- loads ---------------------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ class LoadQueue:
     def has_room(self) -> bool:
         """Whether another planned copy may be issued now."""
         self.oldest()
-        return len(self._under_way) < self._depth
+        return len(self._under_way) < self.depth
 
     # -- needs ---------------------------------------------------------------------------------
 
@@ -87,11 +88,19 @@ class LoadQueue:
             self._needs.append((self._opened, end))
         self._opened = None
 
-    def settle(self) -> int:
-        """Time, ns, during which a need was outstanding, of the needs that have ended since the last call."""
+    def num_met(self) -> int:
+        """How many needs have ended so far, of all."""
+        num_met = len(self._needs)
+        while num_met and not self._timeline.is_done(self._needs[num_met - 1][1]):  # they end in order
+            num_met -= 1
+        return num_met + self._num_settled
+
+    def settle(self, num_met: int) -> int:
+        """Time, ns, during which a need was outstanding, of the needs since the last call up to `num_met` of all."""
         total, elapsed = 0, self._timeline.elapsed_ns
-        while self._needs and self._timeline.is_done(self._needs[0][1]):
+        while self._num_settled < num_met:
             begin, end = self._needs.popleft()
+            self._num_settled += 1
             if self._settled is not None and elapsed(begin, self._settled) > 0:
                 begin = self._settled
             if (length := elapsed(begin, end)) > 0:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from specter.gpu.arena import open_arena
+from specter.gpu.copies import make_mover
 from specter.gpu.device_pass import DevicePasses
 from specter.gpu.draft import Draft
 from specter.gpu.full_size import DTYPE, FullSize, fill
@@ -16,11 +17,12 @@ from specter.gpu.own_draft import OwnMemory
 from specter.gpu.target import Target
 from specter.gpu.weights import GpuKVCache, GpuWeights
 from specter.gpu.write_back import WriteBack
-from specter.model.spec import ExpertId
 
 
 class Bed:
     """Everything on the device that depends on the number of slots or on how tokens are chosen.
+
+    `move` is its `Mover`.
 
     Args:
         is_resident: every expert has a slot and passes run whole, as one graph each; there is no draft then.
@@ -54,6 +56,7 @@ class Bed:
         self.spec = spec
         self._full, self._budget, self._kv_capacity = full, budget, kv_capacity
         self._arena = open_arena(num_slots, full.codec, budget)
+        self.move = make_mover(self._arena, full.store)
         self.is_resident = is_resident
         table = fill(self._arena, full.store, spec.num_moe_layers) if is_resident else None
         pdl = device.type == "cuda"
@@ -102,10 +105,6 @@ class Bed:
     def open_write_back(self, num_buffers: int) -> WriteBack:
         """The way back of a swapping system; see `build_engine`."""
         return WriteBack(self._arena, num_buffers)
-
-    def move(self, expert: ExpertId, slot: int) -> None:
-        """A `Mover`: copies a payload from the store into a slot, asynchronously on the current stream."""
-        self._arena.write(slot, self._full.store.payload(expert))
 
     def poison(self) -> None:
         """Fills every slot with NaN, unless all are resident: whoever reads what did not arrive cannot go unseen."""

@@ -18,6 +18,7 @@ from specter.gpu.graphs import Graph
 from specter.gpu.target import OUTPUT_ROWS, Target
 from specter.kernels import mail
 from specter.model.base import Output, Routing, TargetPass
+from specter.model.rope import check_prompt
 
 # Slot tables that the host may be ahead by. It waits for every layer's router: at most two layers of one-expert waves.
 _NUM_TABLES = 512
@@ -59,16 +60,29 @@ class DevicePasses:
         """A pass over `tokens` at `position`…, of which nothing runs yet; the one before must have ended.
 
         Raises:
-            SpecterError: more rows, outputs or positions than there is room for.
+            SpecterError: more rows, outputs or positions than there is room for, or a prompt that LongRoPE's switch
+                forbids.
         """
         num_rows = len(tokens)
-        self.target.place(num_rows, position, num_rows if self.is_resident else num_outputs)
-        self.feed[:num_rows] = torch.tensor(tokens, dtype=torch.int32)
+        if position == 0:
+            check_prompt(self.target.weights.spec, self.target.cache.capacity, num_rows)
+        launched = self._num_launched(num_rows, position, num_outputs)
+        self.target.place(launched, position, launched if self.is_resident or launched > num_rows else num_outputs)
+        self.feed[:launched] = torch.tensor([*tokens, *[tokens[-1]] * (launched - num_rows)], dtype=torch.int32)
         if self.is_resident:
             return _ResidentPass(
                 self, self._resident.get(num_rows, partial(self._run, num_rows)), num_rows, num_outputs
             )
-        return _DevicePass(self, self._captured.get(num_rows) or self._launches(num_rows), num_rows, num_outputs)
+        return _DevicePass(self, self._captured.get(launched) or self._launches(launched), num_rows, num_outputs)
+
+    def _num_launched(self, num_rows: int, position: int, num_outputs: int) -> int:
+        """Rows that a pass of `num_rows` launches: as many as the next larger one that was captured, if it fits.
+
+        Rows behind the pass' own change none of them: nobody looks at their routing, so that their experts run only
+        where a wave has them anyway, and their KV is written anew before it is read.
+        """
+        larger = [one for one in self._captured if one >= num_rows and position + one <= self.target.cache.capacity]
+        return min(larger, default=num_rows) if num_outputs == num_rows else num_rows
 
     def capture(self, num_rows: int) -> None:
         """Captures passes of `num_rows` rows. Call it between prompts: it writes KV at the first positions."""

@@ -1,4 +1,4 @@
-"""The draft step: one row, INT4 routed experts, eight kernels a layer, captured as one CUDA graph.
+"""The draft step: one row, INT4 routed experts, eight kernels a layer (ten with LayerNorm), captured as one CUDA graph.
 
 Token, position and step number live on the device, so that K replays in a row need no host: the token that a
 step chooses is the one that the next step embeds. Tokens and routing reach the host by mail (`specter.gpu.model`).
@@ -11,14 +11,15 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from specter.gpu.attention import build_attention
 from specter.gpu.graphs import Graph
 from specter.gpu.tuning import DRAFT, DraftTuning
-from specter.gpu.weights import GpuKVCache, GpuWeights
-from specter.kernels import int4_moe, mla, select, skinny
+from specter.gpu.weights import GpuKVCache, GpuWeights, Norm
+from specter.kernels import int4_moe, select, skinny
 from specter.kernels.device import Stream
+from specter.kernels.layer_norm import layer_norm
 from specter.kernels.octets import Octets
-from specter.kernels.routing import RowRouting
-from specter.model.rope import softmax_scale
+from specter.kernels.routing import RowRouting, Rule
 
 
 class Draft:
@@ -48,7 +49,7 @@ class Draft:
     ) -> None:
         spec, device, dtype = weights.spec, weights.device, weights.dtype
         self.weights, self.experts, self.cache, self.pdl, self.tuning = weights, experts, cache, pdl, tuning
-        self._heads = mla.Heads.of(spec, softmax_scale(spec))
+        self._attention = build_attention(weights, cache, 1, pdl)
 
         def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -63,17 +64,16 @@ class Draft:
         self._octets = Octets.empty(spec.hidden, device)
 
         def stream(block: int) -> Stream:
-            return Stream(self.x, self._scaled, room(1, -(-spec.hidden // block), dtype=torch.float32))
+            squares = room(1, -(-spec.hidden // block), dtype=torch.float32)
+            return Stream(self.x, self._scaled, squares, spec.layer_norm)
 
         self._embedded = stream(select.BLOCK_D)
         self._attended = stream(tuning.out.block_n)
         self._dense_done = stream(tuning.dense_down.block_n)
         self._moe_done = stream(tuning.down.block_n)
         self._qkv = room(1, weights.layers[0].qkv.shape[0])
-        self._queries = room(1, spec.num_heads, spec.kv_lora + spec.rope_dim)
-        self._partials = mla.Partials.empty(self._heads, 1, cache.capacity, device)
-        self._values = room(spec.num_heads * spec.v_dim)
-        scratch = RowRouting.empty(self.routing[:, 0], self.counts[0], self.step_index, spec.routed_scaling)
+        self._values = room(1, spec.num_heads * spec.v_dim)
+        scratch = RowRouting.empty(self.routing[:, 0], self.counts[0], self.step_index, Rule.of(spec), spec.shared_gate)
         self._routings = [
             dataclasses.replace(scratch, history=self.routing[:, moe], counts=self.counts[moe])
             for moe in range(spec.num_moe_layers)
@@ -108,35 +108,39 @@ class Draft:
         weights, spec, tuning, pdl = self.weights, self.weights.spec, self.tuning, self.pdl
         stream = self._embedded
         # Not launched early: what follows it may then rely on everything before this step being complete.
-        select.embed(self.feed, weights.embedding, stream, weights.layers[0].norm, pdl=False)
+        select.embed(self.feed, weights.embedding, stream, weights.layers[0].norm.gain, pdl=False)
+        self._normalise(stream, weights.layers[0].norm, None)
         for index, layer in enumerate(weights.layers):
             last = index + 1 == spec.num_layers
-            next_gain = weights.norm if last else weights.layers[index + 1].norm
+            next_norm = weights.norm if last else weights.layers[index + 1].norm
             self.attend(index, stream)
             moe = index - spec.num_dense_layers
             if moe < 0:
                 skinny.norm_gated(self._attended, layer.wide, self._dense, None, spec.norm_eps, tuning.wide, pdl)
                 stream = self._dense_done
-                skinny.linear_residual(self._dense, layer.down, stream, next_gain, None, tuning.dense_down, pdl)
+                skinny.linear_residual(self._dense, layer.down, stream, next_norm.gain, None, tuning.dense_down, pdl)
             else:
                 stream = self._moe_done
-                self.run_moe(index, moe, next_gain)
-        skinny.norm_linear(stream, weights.head, self.logits[0], spec.norm_eps, tuning.head, pdl)
+                self.run_moe(index, moe, next_norm.gain)
+            self._normalise(stream, next_norm, None)
+        skinny.norm_linear(stream, weights.head, self.logits[0], spec.norm_eps, tuning.head, pdl, weights.head_bias)
         self._select.advance(self.logits, self.tokens, self.feed, self.position, self.step_index, pdl)
 
     def attend(self, index: int, stream: Stream) -> None:
         """Attention of layer `index`, added to the residual stream."""
-        layer, spec, heads, pdl = self.weights.layers[index], self.weights.spec, self._heads, self.pdl
-        cache = self.cache.latents[index]
-        skinny.norm_linear(stream, layer.qkv, self._qkv[0], spec.norm_eps, self.tuning.qkv, pdl)
-        mla.absorb(
-            heads, self._qkv, layer.kv_b, layer.kv_norm, self.cache.rotary, self.position, self._queries, cache, pdl
-        )
-        mla.attend(heads, self._queries, cache, self.position, self._partials, pdl)
-        mla.values(heads, self._partials, layer.kv_b, self.position, self._values, pdl)
+        layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
+        skinny.norm_linear(stream, layer.qkv, self._qkv[0], spec.norm_eps, tuning.qkv, pdl, layer.qkv_bias)
+        self._attention.row(index, self._qkv, self.position, self._values)
+        octets = None if spec.layer_norm else self._octets
         skinny.linear_residual(
-            self._values, layer.o, self._attended, layer.mlp_norm, self._octets, self.tuning.out, pdl
+            self._values[0], layer.o, self._attended, layer.mlp_norm.gain, octets, tuning.out, pdl, layer.o_bias
         )
+        self._normalise(self._attended, layer.mlp_norm, self._octets)
+
+    def _normalise(self, stream: Stream, norm: Norm, octets: Octets | None) -> None:
+        """LayerNorm's pass; RMSNorm has none."""
+        if norm.bias is not None:
+            layer_norm(stream, norm.gain, norm.bias, octets, self.weights.spec.norm_eps, self.pdl)
 
     def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
         """Router, shared and routed experts of layer `index`, MoE layer `moe`, added to the residual stream."""

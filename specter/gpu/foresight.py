@@ -36,11 +36,12 @@ class DeviceForesight:
         following, rows = target.weights.layers[layer + 1], slice(num_rows)
         # The sums of squares are the state's own, whatever gain follows.
         stream = dataclasses.replace(target.attended(num_rows), scaled=self._scaled[rows])
-        torch.mul(stream.x, following.mlp_norm, out=stream.scaled)
+        torch.mul(stream.x, following.mlp_norm.gain, out=stream.scaled)
+        target.normalise(stream, following.mlp_norm)
         router, logits = following.wide[: spec.num_experts], self._logits[rows]
         tiles.norm_linear(stream, router, logits, spec.norm_eps, target.tuning.qkv, target.pdl)
         routing = dataclasses.replace(
             self._routing, chosen=self._routing.chosen[rows], weights=self._routing.weights[rows]
         )
-        grouped_mlp.route(logits, routing, spec.routed_scaling, target.pdl)
+        grouped_mlp.route(logits, routing, target.rule, target.pdl)
         mail.send(routing.chosen, self.foreseen[layer - spec.num_dense_layers, rows])

@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 from specter.gpu.arena import DeviceArena
+from specter.gpu.attention import check_served
 from specter.gpu.loading import LoadReport, load_store
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.store import Pin, PinnedStore
@@ -65,14 +65,10 @@ def load_full_size(
     A checkpoint narrower than `spec`, as stand-ins are, is inflated on the way, codes included.
 
     Raises:
-        SpecterError: a family that the kernels do not serve; from the readers, the budget or the store; or the codes
-            were made from another checkpoint.
+        SpecterError: heads or a router that the kernels do not serve; from the readers, the budget or the store; or the
+            codes were made from another checkpoint.
     """
-    if not spec.is_latent or spec.num_groups > 1 or spec.norm_top_k:
-        raise SpecterError(
-            f"{spec.name} is of another family than the device's kernels serve (DeepSeek-V2-Lite's)",
-            "use clock=virtual, or a checkpoint with latent attention and plain top-k routing",
-        )
+    check_served(spec)
     opened = Checkpoint.open(checkpoint)
     draft_origin = check_draft_origin(quantized, opened)
     codes = read_directory(quantized, opened.spec)

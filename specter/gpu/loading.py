@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from specter.experts.store import RawCodec
 from specter.gpu.store import Pin, PinnedStore
 from specter.model.checkpoint import Checkpoint
 from specter.model.spec import ModelSpec
+
+_NUM_OPENERS = 3
+_NUM_AHEAD = 8  # layers open or being opened, and not filled yet
 
 
 class ExpertSource(Protocol):
@@ -36,7 +40,8 @@ class LoadReport:
     num_bytes: int
     seconds: float
     layer_s: tuple[float, ...]  # of every layer
-    fault_s: float  # of faulting memory in, partly behind the copies
+    wait_s: float  # for memory, summed over threads, partly behind the copies
+    fault_s: float  # of faulting it in, likewise
     lock_s: float  # of page-locking it, likewise
     is_pinned: bool
 
@@ -50,7 +55,7 @@ def load_store(
 ) -> tuple[PinnedStore, LoadReport]:
     """Loads every routed expert, layer by layer, with progress on `console`.
 
-    Memory is opened ahead, while payloads are computed and copied.
+    Memory is opened ahead by several threads, while payloads are computed and copied.
 
     Args:
         store: an empty store to fill, instead of one made with `pin`.
@@ -76,18 +81,28 @@ def load_store(
         store.close()
         raise
     layer_s = tuple(end - begin for begin, end in itertools.pairwise(ends))
-    return store, LoadReport(store.num_bytes, ends[-1] - ends[0], layer_s, store.fault_s, store.lock_s, store.is_pinned)
+    return store, LoadReport(
+        store.num_bytes, ends[-1] - ends[0], layer_s, store.wait_s, store.fault_s, store.lock_s, store.is_pinned
+    )
 
 
 @contextmanager
 def _opened(store: PinnedStore) -> Iterator[Iterator[Tensor]]:
-    """The store's arenas in order, opened by a thread of its own ahead of the caller."""
-    with ThreadPoolExecutor(1) as opener:
-        layers = [opener.submit(store.open_layer) for _ in range(store.num_layers)]
+    """The store's arenas in order, opened by threads of their own ahead of the caller."""
+    with ThreadPoolExecutor(_NUM_OPENERS) as openers:
+        ahead = deque(openers.submit(store.open_layer, layer) for layer in range(min(_NUM_AHEAD, store.num_layers)))
+
+        def arenas() -> Iterator[Tensor]:
+            for layer in range(store.num_layers):
+                arena = ahead.popleft().result()
+                if layer + _NUM_AHEAD < store.num_layers:
+                    ahead.append(openers.submit(store.open_layer, layer + _NUM_AHEAD))
+                yield arena
+
         try:
-            yield (layer.result() for layer in layers)
+            yield arenas()
         finally:
-            opener.shutdown(cancel_futures=True)
+            openers.shutdown(cancel_futures=True)
 
 
 def _fill(arena: Tensor, codec: RawCodec, gate_up: Tensor, down: Tensor) -> None:

@@ -30,4 +30,4 @@ class OwnMemory:
     @property
     def num_bytes(self) -> dict[str, int]:
         """By part, as in `specter.memory.PARTS`."""
-        return {"draft_shared": self.weights.num_bytes, "draft_kv": self.cache.latents.nbytes}
+        return {"draft_shared": self.weights.num_bytes, "draft_kv": self.cache.entries.nbytes}

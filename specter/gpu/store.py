@@ -1,13 +1,15 @@
 """The store of a GPU runtime: one page-locked arena per MoE layer, one flat payload per expert.
 
 Memory is mapped in huge pages, faulted in by all threads and only then registered with the driver: page-locking by
-allocation takes ten times as long (5.1 s against 0.5 + 0.5 s for 8 GiB on an H200 machine).
+allocation takes ten times as long (5.1 s against 0.5 + 0.5 s for 8 GiB on an H200 machine). Several threads may open
+layers, so that one is registered while another is faulted in.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +27,7 @@ Pin = Literal["require", "prefer", "off"]
 _POISON = 0xFF  # NaN in every float width: a payload that was never loaded cannot go unseen
 _RESERVE_BYTES = 512 * 2**20  # left to everybody else
 _GROWTH_WAIT_S = 2.0  # some virtual machines are given memory only as they use it
+_GROWTH_POLL_S = 0.002
 _log = logging.getLogger(__name__)
 
 
@@ -57,11 +60,12 @@ def _check(status: object) -> None:
 
 
 class PinnedStore:
-    """Payloads of every routed expert in host memory. Arenas are opened layer by layer, filled, then only read.
+    """Payloads of every routed expert in host memory. Arenas are opened once each, filled, then only read.
 
     Attributes:
         is_pinned: all open arenas are page-locked; copies from others are slower, and block the host.
-        fault_s, lock_s: time spent so far on faulting pages in, and on page-locking them.
+        wait_s, fault_s, lock_s: time spent so far on waiting for the machine to be given memory, on faulting pages in,
+            and on page-locking them; summed over threads.
     """
 
     def __init__(
@@ -82,13 +86,15 @@ class PinnedStore:
         self.num_layers = num_layers
         self.num_experts = num_experts
         self.is_pinned = pin != "off"
-        self.fault_s = self.lock_s = 0.0
+        self.wait_s = self.fault_s = self.lock_s = 0.0
         self._pin = pin
         self._locker = locker if locker is not None else CudaPageLocker()
         self._available_bytes = available_bytes
-        self._arenas: list[Tensor] = []
-        self._payloads: list[tuple[Tensor, ...]] = []  # their rows: slicing at every copy would cost more
+        self._arenas: dict[int, Tensor] = {}
+        self._payloads: dict[int, tuple[Tensor, ...]] = {}  # their rows: slicing at every copy would cost more
         self._locked: list[int] = []  # addresses
+        self._num_faulting = 0  # layers whose memory is promised and not all taken yet
+        self._guard = threading.Lock()
 
     @property
     def layer_bytes(self) -> int:
@@ -99,26 +105,33 @@ class PinnedStore:
         """Bytes of the whole store, open or not."""
         return self.num_layers * self.layer_bytes
 
-    def open_layer(self) -> Tensor:
-        """The next layer's arena, uint8 [E, payload_bytes], poisoned and (as `pin` says) page-locked.
+    def open_layer(self, layer: int) -> Tensor:
+        """The layer's arena, uint8 [E, payload_bytes], poisoned and (as `pin` says) page-locked. Any thread may call.
 
         Raises:
             SpecterError: host memory is short, or page-locking is required and refused.
         """
-        self._check_memory()
         start = time.perf_counter()
-        memory = mmap.mmap(-1, self.layer_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        arena = torch.frombuffer(memory, dtype=torch.uint8).view(self.num_experts, -1)
-        arena.fill_(_POISON)  # faults every page in, on all threads
+        self._claim_memory(layer)
+        granted = time.perf_counter()
+        try:
+            memory = mmap.mmap(-1, self.layer_bytes)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            arena = torch.frombuffer(memory, dtype=torch.uint8).view(self.num_experts, -1)
+            arena.fill_(_POISON)  # faults every page in, on all threads
+        finally:
+            with self._guard:
+                self._num_faulting -= 1
         faulted = time.perf_counter()
         if self.is_pinned:
-            self._lock(arena)
-        self.fault_s += faulted - start
-        self.lock_s += time.perf_counter() - faulted
-        self._arenas.append(arena)
-        self._payloads.append(arena.unbind(0))
+            self._lock(layer, arena)
+        with self._guard:
+            self.wait_s += granted - start
+            self.fault_s += faulted - granted
+            self.lock_s += time.perf_counter() - faulted
+            self._arenas[layer] = arena
+            self._payloads[layer] = arena.unbind(0)
         return arena
 
     def arena(self, layer: int) -> Tensor:
@@ -141,13 +154,13 @@ class PinnedStore:
         self._arenas.clear()
         self._payloads.clear()
 
-    def _lock(self, arena: Tensor) -> None:
+    def _lock(self, layer: int, arena: Tensor) -> None:
         try:
             self._locker.register(arena.data_ptr(), arena.numel())
             self._locked.append(arena.data_ptr())
         except OSError as error:
             what = (
-                f"page-locking layer {len(self._arenas)} of the expert store was refused ({error}); "
+                f"page-locking layer {layer} of the expert store was refused ({error}); "
                 f"the store needs {self.num_bytes} bytes of page-locked host memory"
             )
             if self._pin == "require":
@@ -155,13 +168,23 @@ class PinnedStore:
             _log.warning("%s: going on in ordinary memory, copies to the device will be slow", what)
             self.is_pinned = False
 
-    def _check_memory(self) -> None:
+    def _claim_memory(self, layer: int) -> None:
+        """Waits until there is memory for the layer beside those that are being opened. Raises SpecterError if it does
+        not come while nothing else takes any."""
         deadline = time.monotonic() + _GROWTH_WAIT_S
-        while (available := self._available_bytes()) < self.layer_bytes + _RESERVE_BYTES:
-            if time.monotonic() > deadline:
+        while True:
+            with self._guard:
+                others_bytes = self._num_faulting * self.layer_bytes
+                available = self._available_bytes()
+                if available >= others_bytes + self.layer_bytes + _RESERVE_BYTES:
+                    self._num_faulting += 1
+                    return
+            if others_bytes:
+                deadline = time.monotonic() + _GROWTH_WAIT_S
+            elif time.monotonic() > deadline:
                 raise SpecterError(
-                    f"the expert store needs {self.num_bytes} bytes of host memory; at layer {len(self._arenas)} of "
+                    f"the expert store needs {self.num_bytes} bytes of host memory; at layer {layer} of "
                     f"{self.num_layers} only {available} are left for its {self.layer_bytes}",
                     "free host memory, or run on a machine with more",
                 )
-            time.sleep(0.1)
+            time.sleep(_GROWTH_POLL_S)

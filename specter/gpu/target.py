@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.gpu.attention import MAX_ROWS, build_attention
 from specter.gpu.graphs import Graph
 from specter.gpu.tuning import TARGET, TargetTuning
-from specter.gpu.weights import GpuKVCache, GpuWeights
-from specter.kernels import grouped_mlp, mla, select, tiles
+from specter.gpu.weights import GpuKVCache, GpuWeights, Norm
+from specter.kernels import grouped_mlp, select, tiles
 from specter.kernels.device import Stream
 from specter.kernels.grouped_mlp import Routing
-from specter.model.rope import softmax_scale
+from specter.kernels.layer_norm import layer_norm
+from specter.kernels.routing import Rule
 
-_ATTENTION_ROWS = 64  # rows whose partial sums are kept at a time
 OUTPUT_ROWS = 64  # rows that can ask for a token in one pass
 _POSITION_STRIDE = 4  # 16 bytes, so that every part of a pass finds its position equally aligned
 
@@ -59,15 +60,16 @@ class Target:
             )
         self.weights, self.arena, self.cache, self.slot_table = weights, arena, cache, slot_table
         self.max_rows, self.pdl, self.tuning = max_rows, pdl, tuning
-        self.heads = mla.Heads.of(spec, softmax_scale(spec))
+        self.rule = Rule.of(spec)
+        self._attention = build_attention(weights, cache, min(max_rows, MAX_ROWS), pdl)
 
         def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        parts = -(-max_rows // _ATTENTION_ROWS)
+        parts = -(-max_rows // MAX_ROWS)
         self.feed = room(max_rows, dtype=torch.int32)
         self.positions = room(parts + 1, _POSITION_STRIDE, dtype=torch.int32)  # of every part; last: of the outputs
-        self._part_starts = torch.arange(parts, dtype=torch.int32, device=device) * _ATTENTION_ROWS
+        self._part_starts = torch.arange(parts, dtype=torch.int32, device=device) * MAX_ROWS
         self.tokens = room(OUTPUT_ROWS, dtype=torch.int32)
         self.logits = room(OUTPUT_ROWS, spec.vocab, dtype=torch.float32)
         self.x = room(max_rows, spec.hidden, dtype=torch.float32)
@@ -80,11 +82,8 @@ class Target:
             squares(block) for block in (select.BLOCK_D, tuning.out.block_n, tuning.down.block_n)
         )
         self.qkv = room(max_rows, weights.layers[0].qkv.shape[0])
-        self.queries = room(max_rows, spec.num_heads, spec.kv_lora + spec.rope_dim)
-        self.partials = mla.Partials.empty(self.heads, min(max_rows, _ATTENTION_ROWS), cache.capacity, device)
-        self.latents = room(max_rows, spec.num_heads, spec.kv_lora)
         self.values = room(max_rows, spec.num_heads * spec.v_dim)
-        self.router = room(max_rows, spec.num_experts, dtype=torch.float32)
+        self.router = room(max_rows, spec.num_router_out, dtype=torch.float32)
         self.scales = room(max_rows, dtype=torch.float32)
         self.dense = room(max_rows, spec.dense_inter)
         self.shared = room(max_rows, spec.shared_inter)
@@ -157,27 +156,32 @@ class Target:
         # Not launched early: what follows it may then rely on everything before this pass being complete.
         stream = self._stream(self._squares_embedded, num_rows)
         tokens = self.feed if feed is None else feed
-        select.embed(tokens, self.weights.embedding, stream, self.weights.layers[0].norm, pdl=False)
+        norm = self.weights.layers[0].norm
+        select.embed(tokens, self.weights.embedding, stream, norm.gain, pdl=False)
+        self.normalise(stream, norm)
 
     def mix(self, index: int, num_rows: int) -> None:
         """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""
         layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
         before = self._stream(self._squares_done if index else self._squares_embedded, num_rows)
         attended = self.attended(num_rows)
-        tiles.norm_linear(before, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl)
-        for part, begin in enumerate(range(0, num_rows, _ATTENTION_ROWS)):
-            rows = slice(begin, min(begin + _ATTENTION_ROWS, num_rows))
-            self._attend(index, rows, self.positions[part])
-        tiles.linear_residual(self.values[:num_rows], layer.o, attended, layer.mlp_norm, tuning.out, pdl)
+        tiles.norm_linear(before, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl, layer.qkv_bias)
+        for part, begin in enumerate(range(0, num_rows, MAX_ROWS)):
+            rows = slice(begin, min(begin + MAX_ROWS, num_rows))
+            self._attention.rows(index, self.qkv[rows], self.positions[part], self.values[rows])
+        values, norm = self.values[:num_rows], layer.mlp_norm
+        tiles.linear_residual(values, layer.o, attended, norm.gain, tuning.out, pdl, layer.o_bias)
+        self.normalise(attended, norm)
         is_moe = index >= spec.num_dense_layers
         inner = self.shared[:num_rows] if is_moe else self.dense[:num_rows]
         router = self.router[:num_rows] if is_moe else self.router[:num_rows, :0]
         tiles.norm_gated(attended, layer.wide, inner, router, self.scales[:num_rows], spec.norm_eps, tuning.wide, pdl)
         if is_moe:
-            grouped_mlp.route(router, self._routing(num_rows), spec.routed_scaling, pdl)
+            grouped_mlp.route(router[:, : spec.num_experts], self._routing(num_rows), self.rule, pdl)
         else:
-            done = self._stream(self._squares_done, num_rows)
-            tiles.linear_residual(inner, layer.down, done, self._next_gain(index), tuning.down, pdl)
+            done, norm = self._stream(self._squares_done, num_rows), self._next_norm(index)
+            tiles.linear_residual(inner, layer.down, done, norm.gain, tuning.down, pdl)
+            self.normalise(done, norm)
 
     def run_experts(self, slots: Tensor, num_rows: int) -> None:
         """One wave of the layer that `mix` was last called for: slots int32 [E] on the device, -1 if not in it."""
@@ -189,37 +193,39 @@ class Target:
 
     def combine(self, index: int, num_rows: int) -> None:
         """Adds shared and routed experts of layer `index` to the residual stream, in rank order."""
+        done, norm = self._stream(self._squares_done, num_rows), self._next_norm(index)
+        spec = self.weights.spec
         tiles.linear_combine(
-            self.shared[:num_rows], self.weights.layers[index].down, self._stream(self._squares_done, num_rows),
-            self._next_gain(index), self.results[:num_rows], self.routing.weights[:num_rows], self.tuning.down,
-            self.pdl,
+            self.shared[:num_rows], self.weights.layers[index].down, done, norm.gain, self.results[:num_rows],
+            self.routing.weights[:num_rows], self.tuning.down, self.pdl,
+            self.router[:num_rows, spec.num_experts] if spec.shared_gate else None,
         )  # fmt: skip
+        self.normalise(done, norm)
 
     def choose(self, num_rows: int, num_outputs: int) -> None:
         """Logits and tokens of the last `num_outputs` rows."""
         weights, logits = self.weights, self.logits[:num_outputs]
         stream = self._stream(self._squares_done, num_rows, num_rows - num_outputs)
-        tiles.norm_linear(stream, weights.head, logits, weights.spec.norm_eps, self.tuning.head, self.pdl)
+        eps, launch = weights.spec.norm_eps, self.tuning.head
+        tiles.norm_linear(stream, weights.head, logits, eps, launch, self.pdl, weights.head_bias)
         self._select.choose(logits, self.positions[-1], self.tokens[:num_outputs], self.pdl)
 
     def attended(self, num_rows: int) -> Stream:
         """The residual stream between a layer's attention and its MLP: from `mix` of a MoE layer to its `combine`."""
         return self._stream(self._squares_attended, num_rows)
 
-    def _attend(self, index: int, rows: slice, position: Tensor) -> None:
-        layer, heads, cache, pdl = self.weights.layers[index], self.heads, self.cache.latents[index], self.pdl
-        queries = self.queries[rows]
-        mla.absorb(heads, self.qkv[rows], layer.kv_b, layer.kv_norm, self.cache.rotary, position, queries, cache, pdl)
-        mla.attend(heads, queries, cache, position, self.partials, pdl)
-        mla.merge_and_project(heads, self.partials, layer.kv_b, position, self.latents[rows], self.values[rows], pdl)
+    def normalise(self, stream: Stream, norm: Norm) -> None:
+        """LayerNorm's pass; RMSNorm has none."""
+        if norm.bias is not None:
+            layer_norm(stream, norm.gain, norm.bias, None, self.weights.spec.norm_eps, self.pdl)
 
-    def _next_gain(self, index: int) -> Tensor:
+    def _next_norm(self, index: int) -> Norm:
         layers = self.weights.layers
         return layers[index + 1].norm if index + 1 < len(layers) else self.weights.norm
 
     def _stream(self, squares: Tensor, num_rows: int, begin: int = 0) -> Stream:
         rows = slice(begin, num_rows)
-        return Stream(self.x[rows], self.scaled[rows], squares[rows])
+        return Stream(self.x[rows], self.scaled[rows], squares[rows], self.weights.spec.layer_norm)
 
     def _routing(self, num_rows: int) -> Routing:
         whole = self.routing

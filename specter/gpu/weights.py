@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +16,26 @@ from specter.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class GpuLayer:
-    """One layer without routed experts; matrices are [out, in]. S: width of the dense or shared MLP."""
+class Norm:
+    """RMSNorm, or LayerNorm where there is a bias."""
 
-    norm: Tensor  # [D] before attention
-    qkv: Tensor  # [H * (nope + rope) + lora + rope, D]: queries, latent, rotary key
-    kv_norm: Tensor  # [lora]
-    kv_b: Tensor  # [H * (nope + v), lora]
+    gain: Tensor  # [D]
+    bias: Tensor | None  # [D]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLayer:
+    """One layer without routed experts; matrices are [out, in]. S: width of the dense or shared MLP, 0 without one."""
+
+    norm: Norm  # before attention
+    qkv: Tensor  # [H * (nope + rope) + lora + rope, D]: queries, latent, rotary key; or [(H + 2 Hk) * W, D]: q, k, v
+    qkv_bias: Tensor | None
+    kv_norm: Tensor | None  # [lora], of latents
+    kv_b: Tensor | None  # [H * (nope + v), lora], of latents
     o: Tensor  # [D, H * v]
-    mlp_norm: Tensor  # [D] before the MLP
-    wide: Tensor  # [E + 2S, D]: router (MoE layers only), gate, up
+    o_bias: Tensor | None  # [D]
+    mlp_norm: Norm
+    wide: Tensor  # [E (+ 1) + 2S, D]: router and gate of the shared expert (MoE layers only), gate, up
     down: Tensor  # [D, S]
 
 
@@ -40,8 +52,9 @@ class GpuWeights:
     num_tokens: int
     embedding: Tensor  # [V, D]
     layers: list[GpuLayer]
-    norm: Tensor  # [D]
-    head: Tensor  # [V, D]
+    norm: Norm
+    head: Tensor  # [V, D]; the embedding itself if they are tied
+    head_bias: Tensor | None  # [V]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -53,8 +66,7 @@ class GpuWeights:
 
     @property
     def num_bytes(self) -> int:
-        parts = [getattr(layer, name) for layer in self.layers for name in GpuLayer.__slots__]
-        return sum(part.nbytes for part in (self.embedding, self.norm, self.head, *parts))
+        return sum(part.nbytes for part in {id(part): part for part in _tensors(self)}.values())
 
     @classmethod
     def load(
@@ -78,38 +90,66 @@ class GpuWeights:
             parts = [get(name).to(device=device, dtype=dtype) for name in names]
             return torch.cat(parts).contiguous()
 
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+
+        def norm(name: str) -> Norm:
+            return Norm(place(f"{name}.weight"), place(f"{name}.bias") if spec.layer_norm else None)
+
         def layer(index: int) -> GpuLayer:
             prefix = f"model.layers.{index}"
             attention = f"{prefix}.self_attn"
+            projections = ("q_proj", "kv_a_proj_with_mqa") if spec.is_latent else ("q_proj", "k_proj", "v_proj")
             is_dense = index < spec.num_dense_layers
             mlp = f"{prefix}.mlp" if is_dense else f"{prefix}.mlp.shared_experts"
-            router = [] if is_dense else [f"{prefix}.mlp.gate.weight"]
+            wide = [] if is_dense else [f"{prefix}.mlp.gate"]
+            wide += [f"{prefix}.mlp.shared_expert_gate"] if spec.shared_gate and not is_dense else []
+            has_mlp = is_dense or spec.shared_inter > 0
+            wide += [f"{mlp}.gate_proj", f"{mlp}.up_proj"] if has_mlp else []
             return GpuLayer(
-                norm=place(f"{prefix}.input_layernorm.weight"),
-                qkv=place(f"{attention}.q_proj.weight", f"{attention}.kv_a_proj_with_mqa.weight"),
-                kv_norm=place(f"{attention}.kv_a_layernorm.weight"),
-                kv_b=place(f"{attention}.kv_b_proj.weight"),
+                norm=norm(f"{prefix}.input_layernorm"),
+                qkv=place(*(f"{attention}.{name}.weight" for name in projections)),
+                qkv_bias=place(*(f"{attention}.{name}.bias" for name in projections)) if spec.qkv_bias else None,
+                kv_norm=place(f"{attention}.kv_a_layernorm.weight") if spec.is_latent else None,
+                kv_b=place(f"{attention}.kv_b_proj.weight") if spec.is_latent else None,
                 o=place(f"{attention}.o_proj.weight"),
-                mlp_norm=place(f"{prefix}.post_attention_layernorm.weight"),
-                wide=place(*router, f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
-                down=place(f"{mlp}.down_proj.weight"),
+                o_bias=place(f"{attention}.o_proj.bias") if spec.o_bias else None,
+                mlp_norm=norm(f"{prefix}.post_attention_layernorm"),
+                wide=place(*(f"{name}.weight" for name in wide)),
+                down=place(f"{mlp}.down_proj.weight") if has_mlp else torch.empty(spec.hidden, 0, **options),
             )
 
+        embedding = place("model.embed_tokens.weight")
         return cls(
             spec=spec,
             num_tokens=spec.vocab if num_tokens is None else num_tokens,
             layers=[layer(index) for index in range(spec.num_layers)],
-            embedding=place("model.embed_tokens.weight"),
-            norm=place("model.norm.weight"),
-            head=place("lm_head.weight"),
+            embedding=embedding,
+            norm=norm("model.norm"),
+            head=embedding if spec.tied else place("lm_head.weight"),
+            head_bias=place("lm_head.bias") if spec.head_bias else None,
         )
 
 
+def _tensors(part: object) -> Iterator[Tensor]:
+    """All tensors in a dataclass and what it holds."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list):
+        for member in part:
+            yield from _tensors(member)
+    elif dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            yield from _tensors(getattr(part, field.name))
+
+
 class GpuKVCache:
-    """Latents [L, capacity, lora + rope] in the model's dtype, and the rotary tables that go with the positions."""
+    """Entries [L, capacity, kv_width] in the model's dtype, and the rotary tables that go with the positions.
+
+    An entry is a latent and its turned key, or the turned keys of all key heads and then their values.
+    """
 
     def __init__(self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self.capacity = capacity
-        self.latents = torch.zeros(spec.num_layers, capacity, spec.kv_lora + spec.rope_dim, dtype=dtype, device=device)
+        self.entries = torch.zeros(spec.num_layers, capacity, spec.kv_width, dtype=dtype, device=device)
         cos, sin = rotary_table(spec, capacity)
         self.rotary = cos.to(device), sin.to(device)

@@ -18,19 +18,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+TILE = 16  # rows of one matrix product on the tensor cores
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The residual stream of T rows, and what the next RMS norm needs of it.
+    """The residual stream of T rows, and what the next norm needs of it.
 
     RMS norm costs no pass of its own: whoever completes channels of the stream also writes them times the next
     gain, and the sum of their squares per row and block of channels. The product that follows reads the former
     as it is, and multiplies its sums by 1 / rms once, from the latter: rmsnorm(x) W = (gain * x) W / rms(x).
+
+    LayerNorm has a pass of its own (`specter.kernels.layer_norm`), which overwrites `scaled`: `is_normed`.
     """
 
     x: Tensor  # fp32 [T, D]
     scaled: Tensor  # [T, D] model dtype, gain * x
     squares: Tensor  # fp32 [T, blocks], written by one producer: a buffer for each number of blocks
+    is_normed: bool = False  # whoever reads `scaled` finds it normalised, and leaves `squares` alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +91,10 @@ def load_squares(squares, rows, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr):
 
 
 @triton.jit
-def inverse_rms(squares, K: tl.constexpr, eps):
-    """1 / rms of rows [M] whose partial sums of squares are [M, BLOCK_B]."""
+def inverse_rms(squares, K: tl.constexpr, eps, NORMED: tl.constexpr):
+    """1 / rms of rows [M] whose partial sums of squares are [M, BLOCK_B]; 1 if the rows are normalised."""
+    if NORMED:
+        return tl.full((squares.shape[0],), 1.0, tl.float32)
     return tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
 
 

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import Launch, pow2, silu, wait_previous
-from specter.kernels.mla import TILE
+from specter.kernels.device import TILE, Launch, pow2, silu, wait_previous
+from specter.kernels.routing import Rule, mixer_keys, mixer_weight
 
 _ROUTE_ROWS = 16  # rows that `route` takes at a time; one number, since it decides how sums are laid out
 
@@ -31,7 +31,7 @@ class Routing:
     """A layer's routing and its tiles; a tile is up to 16 (row, rank) pairs of one expert."""
 
     chosen: Tensor  # int16 [T, k], rank order
-    weights: Tensor  # fp32 [T, k], scaled
+    weights: Tensor  # fp32 [T, k], by the family's `Rule`
     pairs: Tensor  # int32 [tiles, 16]: row * k + rank
     tile_experts: Tensor  # int32 [tiles]
     tile_sizes: Tensor  # int32 [tiles]
@@ -69,9 +69,11 @@ def _ranked_keys(probs, experts, BLOCK_E: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def _route(
-    logits, chosen, weights, pairs, tile_experts, tile_sizes, num_tiles, T, scaling, E: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_T: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    logits, chosen, weights, pairs, tile_experts, tile_sizes, num_tiles, T, scaling, jitter, E: tl.constexpr,
+    STRIDE: tl.constexpr, TOP_K: tl.constexpr, NORMED: tl.constexpr, MIXER: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_T: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    TAKEN: tl.constexpr = -4611686018427387904 if MIXER else -1  # below every key of an expert that is left
     experts = tl.arange(0, BLOCK_E)
     lanes = tl.arange(0, BLOCK_T)
     wait_previous(PDL)
@@ -79,20 +81,28 @@ def _route(
     for begin in range(0, T, BLOCK_T):
         rows = begin + lanes
         real = rows < T
-        at = logits + rows[:, None] * E + experts[None, :]
+        at = logits + rows[:, None] * STRIDE + experts[None, :]
         scores = tl.load(at, mask=real[:, None] & (experts < E)[None, :], other=float("-inf"))
-        peak = tl.max(scores, axis=1)
-        probs = tl.exp(scores - tl.where(real, peak, 0.0)[:, None])
-        probs = probs / tl.where(real, tl.sum(probs, axis=1), 1.0)[:, None]
-        keys = _ranked_keys(probs, experts[None, :], BLOCK_E)
+        if MIXER:
+            keys = mixer_keys(scores, experts[None, :], E, BLOCK_E, TAKEN)
+        else:
+            peak = tl.max(scores, axis=1)
+            probs = tl.exp(scores - tl.where(real, peak, 0.0)[:, None])
+            probs = probs / tl.where(real, tl.sum(probs, axis=1), 1.0)[:, None]
+            keys = _ranked_keys(probs, experts[None, :], BLOCK_E)
         for rank in range(TOP_K):
             best = tl.max(keys, axis=1)
-            expert = BLOCK_E - 1 - best % BLOCK_E
-            weight = (best // BLOCK_E).to(tl.int32).to(tl.float32, bitcast=True) * scaling
+            if MIXER:
+                picked = keys == best[:, None]
+                expert = tl.sum(tl.where(picked, experts[None, :], 0), axis=1)
+                weight = mixer_weight(scores, keys > TAKEN, picked, jitter) * scaling
+            else:
+                expert = BLOCK_E - 1 - best % BLOCK_E
+                weight = (best // BLOCK_E).to(tl.int32).to(tl.float32, bitcast=True) * scaling
             tl.store(chosen + rows * TOP_K + rank, expert.to(chosen.dtype.element_ty), mask=real)
             tl.store(weights + rows * TOP_K + rank, weight, mask=real)
             counts += tl.sum(((keys == best[:, None]) & real[:, None]).to(tl.int32), axis=0)
-            keys = tl.where(keys == best[:, None], -1, keys)
+            keys = tl.where(keys == best[:, None], TAKEN, keys)
     tl.debug_barrier()  # `chosen` is read back below
     tiles = (counts + TILE - 1) // TILE
     starts = tl.cumsum(tiles, axis=0) - tiles
@@ -104,6 +114,15 @@ def _route(
     filled = starts * TILE
     for begin in range(0, T, BLOCK_T):
         rows = begin + lanes
+        if NORMED:
+            total = tl.zeros((BLOCK_T,), tl.float32)
+            for rank in range(TOP_K):
+                total += tl.load(weights + rows * TOP_K + rank, mask=rows < T, other=0.0)
+            total = tl.where(rows < T, total, 1.0)
+            for rank in range(TOP_K):
+                at_rank = weights + rows * TOP_K + rank
+                share = tl.load(at_rank, mask=rows < T, other=0.0) / total * scaling
+                tl.store(at_rank, share, mask=rows < T)
         ranks = tl.full((BLOCK_T, BLOCK_E), -1, tl.int32)
         for rank in range(TOP_K):
             expert = tl.load(chosen + rows * TOP_K + rank, mask=rows < T, other=-1).to(tl.int32)
@@ -114,14 +133,18 @@ def _route(
         filled += tl.sum(picked, axis=0)
 
 
-def route(logits: Tensor, routing: Routing, scaling: float, pdl: bool) -> None:
-    """Top-k of router logits fp32 [T, E] (ties: the lower index), and the tiles that follow; one program."""
+def route(logits: Tensor, routing: Routing, rule: Rule, pdl: bool) -> None:
+    """Top-k of router logits fp32 [T, E] (ties: the lower index), and the tiles that follow; one program.
+
+    Args:
+        logits: columns of a wider matrix, if need be.
+    """
     num_rows, num_experts = logits.shape
     _route[(1,)](
         logits, routing.chosen, routing.weights, routing.pairs, routing.tile_experts, routing.tile_sizes,
-        routing.num_tiles, num_rows, scaling, E=num_experts, TOP_K=routing.chosen.shape[1],
-        BLOCK_E=pow2(num_experts), BLOCK_T=_ROUTE_ROWS, TILE=TILE, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        routing.num_tiles, num_rows, rule.scaling, rule.jitter, E=num_experts, STRIDE=logits.stride(0),
+        TOP_K=routing.chosen.shape[1], NORMED=rule.is_normed, MIXER=rule.jitter > 0, BLOCK_E=pow2(num_experts),
+        BLOCK_T=_ROUTE_ROWS, TILE=TILE, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -222,8 +222,8 @@ def _down_sums(
 
 @triton.jit
 def _down(
-    shared, shared_w, inner, inner_scales, words, packed_scales, history, step, x, gain, scaled, squares,
-    N: tl.constexpr, S: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr,
+    shared, shared_w, gate, inner, inner_scales, words, packed_scales, history, step, x, gain, scaled, squares,
+    N: tl.constexpr, S: tl.constexpr, GATED: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr,
     STEP_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VECTOR: tl.constexpr, DP2A: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -250,7 +250,10 @@ def _down(
     if REST > 0:
         value += tl.sum(rest_sums, axis=0)
     if S > 0:
-        value += tl.sum(shared_sums, axis=1)
+        whole = tl.sum(shared_sums, axis=1)
+        if GATED:
+            whole *= tl.sigmoid(tl.load(gate))
+        value += whole
     store_stream(value, gains, x, scaled, squares, channels, N)
 
 
@@ -261,7 +264,7 @@ def down(
     """stream += W_shared · shared + the chosen experts' down projections of `inner`; to follow `gate_up`.
 
     Args:
-        shared: [S], shared_w: [D, S]; S is 0 to run the routed experts alone.
+        shared: [S], shared_w: [D, S]; S is 0 to run the routed experts alone. The routing may hold its gate.
         words, packed_scales: of one layer, [E, D, …]. gain: [D], of the next norm.
     """
     _, hidden, num_words = words.shape
@@ -269,8 +272,9 @@ def down(
     num_runs = top_k * num_in // _RUN
     main = pow2(num_runs + 1) // 2  # of the runs, as many as a power of two takes; then the rest
     _down[(triton.cdiv(hidden, launch.block_n),)](
-        shared, shared_w, inner.values.view(torch.int32), inner.scales, words, packed_scales, routing.history,
-        routing.step, stream.x, gain, stream.scaled, stream.squares, N=hidden, S=num_shared, F=num_in, TOP_K=top_k,
+        shared, shared_w, routing.logits[-1:], inner.values.view(torch.int32), inner.scales, words, packed_scales,
+        routing.history, routing.step, stream.x, gain, stream.scaled, stream.squares, N=hidden, S=num_shared,
+        GATED=routing.is_gated, F=num_in, TOP_K=top_k,
         G=packed_scales.shape[-1], STEP_STRIDE=routing.history.stride(0), BLOCK_N=launch.block_n,
         BLOCK_K=min(launch.block_k, pow2(num_shared)) if num_shared else VECTOR, MAIN=main,
         REST=pow2(num_runs - main) if num_runs > main else 0, VECTOR=VECTOR, DP2A=words.is_cuda, PDL=pdl,

@@ -24,13 +24,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import pow2, wait_previous
+from specter.kernels.device import TILE, pow2, wait_previous
+from specter.kernels.partials import CHUNK, MASKED, Partials, merge, merged
 from specter.model.spec import ModelSpec
 
-TILE = 16  # rows of one matrix product on the tensor cores
 _LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
-_MASKED = -1e30
-_CHUNK = 16  # splits merged at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +49,8 @@ class Heads:
     def of(cls, spec: ModelSpec, scale: float) -> Heads:
         return cls(spec.num_heads, spec.nope_dim, spec.rope_dim, spec.v_dim, spec.kv_lora, scale)
 
-    def num_splits(self, capacity: int) -> int:
-        return -(-capacity // self.split)
-
-
-@dataclass(frozen=True, slots=True)
-class Partials:
-    """Per row, split and head: unnormalised sums of latents, the largest score, the sum of weights; all fp32."""
-
-    sums: Tensor  # [T, splits, H, lora]
-    peaks: Tensor  # [T, splits, H]
-    masses: Tensor  # [T, splits, H]
-
-    @classmethod
-    def empty(cls, heads: Heads, num_rows: int, capacity: int, device: torch.device | str) -> Partials:
-        shape = (num_rows, heads.num_splits(capacity), heads.num_heads)
-        return cls(
-            torch.empty(*shape, heads.lora, device=device),
-            torch.empty(shape, device=device),
-            torch.empty(shape, device=device),
-        )
+    def partials(self, num_rows: int, capacity: int, device: torch.device | str) -> Partials:
+        return Partials.empty(num_rows, -(-capacity // self.split), self.num_heads, self.lora, device)
 
 
 @triton.jit
@@ -196,32 +176,8 @@ def attend(heads: Heads, queries: Tensor, cache: Tensor, position: Tensor, parti
     _attend[(num_splits, num_rows)](
         queries, cache, position, partials.sums, partials.peaks, partials.masses, heads.scale, H=heads.num_heads,
         ROPE=heads.rope, LORA=heads.lora, SPLITS=num_splits, SPLIT=heads.split,
-        BLOCK_H=max(TILE, pow2(heads.num_heads)), MASKED=_MASKED, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BLOCK_H=max(TILE, pow2(heads.num_heads)), MASKED=MASKED, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-
-
-@triton.jit
-def _merged(
-    sums, peaks, masses, row, head, last, H: tl.constexpr, LORA: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Softmax-weighted mean of latents [LORA] of one row and head over splits 0…last."""
-    splits = tl.arange(0, BLOCK_S)
-    at = (row * SPLITS + splits) * H + head
-    seen = splits <= last
-    peak = tl.max(tl.load(peaks + at, mask=seen, other=float("-inf")), axis=0)
-    latents = tl.arange(0, LORA)
-    total = tl.zeros((LORA,), tl.float32)
-    mass = tl.full((), 0.0, tl.float32)
-    for begin in range(0, last + 1, CHUNK):
-        chunk = begin + tl.arange(0, CHUNK)
-        inside = chunk <= last
-        where = (row * SPLITS + chunk) * H + head
-        weights = tl.exp(tl.load(peaks + where, mask=inside, other=float("-inf")) - peak)
-        part = tl.load(sums + where[:, None] * LORA + latents[None, :], mask=inside[:, None], other=0.0)
-        total += tl.sum(part * weights[:, None], axis=0)
-        mass += tl.sum(tl.load(masses + where, mask=inside, other=0.0) * weights, axis=0)
-    return total / mass
 
 
 @triton.jit
@@ -236,7 +192,7 @@ def _values(
     up_v = tl.load(kv_b + (head * (NOPE + V) + NOPE + channels)[:, None] * LORA + latents[None, :])
     last = tl.load(position) // SPLIT
     wait_previous(PDL)
-    latent = _merged(sums, peaks, masses, 0, head, last, H, LORA, SPLITS, BLOCK_S, CHUNK)
+    latent = merged(sums, peaks, masses, 0, head, last, H, LORA, SPLITS, BLOCK_S, CHUNK)
     value = tl.sum(up_v.to(tl.float32) * latent[None, :], axis=1)
     tl.store(out + head * V + channels, value.to(out.dtype.element_ty))
 
@@ -246,21 +202,9 @@ def values(heads: Heads, partials: Partials, kv_b: Tensor, position: Tensor, out
     num_splits, block_v = partials.sums.shape[1], min(heads.block_v, heads.v)
     _values[(heads.num_heads, heads.v // block_v)](
         partials.sums, partials.peaks, partials.masses, kv_b, position, out, H=heads.num_heads, NOPE=heads.nope,
-        V=heads.v, LORA=heads.lora, SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=_CHUNK,
+        V=heads.v, LORA=heads.lora, SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=CHUNK,
         BLOCK_V=block_v, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-
-
-@triton.jit
-def _merge(
-    sums, peaks, masses, position, out, H: tl.constexpr, LORA: tl.constexpr, SPLITS: tl.constexpr,
-    SPLIT: tl.constexpr, BLOCK_S: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    head, row = tl.program_id(0), tl.program_id(1)
-    last = (tl.load(position) + row) // SPLIT
-    wait_previous(PDL)
-    latent = _merged(sums, peaks, masses, row, head, last, H, LORA, SPLITS, BLOCK_S, CHUNK)
-    tl.store(out + (row * H + head) * LORA + tl.arange(0, LORA), latent.to(out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -286,12 +230,8 @@ def merge_and_project(
     heads: Heads, partials: Partials, kv_b: Tensor, position: Tensor, latents: Tensor, out: Tensor, pdl: bool
 ) -> None:
     """`values` for T rows, in two launches: latents [T, H, lora] and out [T, H * v]."""
-    num_rows, num_splits, block_v = out.shape[0], partials.sums.shape[1], min(heads.block_v, heads.v)
-    _merge[(heads.num_heads, num_rows)](
-        partials.sums, partials.peaks, partials.masses, position, latents, H=heads.num_heads, LORA=heads.lora,
-        SPLITS=num_splits, SPLIT=heads.split, BLOCK_S=pow2(num_splits), CHUNK=_CHUNK, PDL=pdl, num_warps=4,
-        launch_pdl=pdl,
-    )  # fmt: skip
+    num_rows, block_v = out.shape[0], min(heads.block_v, heads.v)
+    merge(partials, position, latents, heads.split, pdl)
     _project[(heads.num_heads, heads.v // block_v, triton.cdiv(num_rows, TILE))](
         latents, kv_b, out, num_rows, H=heads.num_heads, NOPE=heads.nope, V=heads.v, LORA=heads.lora, BLOCK_M=TILE,
         BLOCK_V=block_v, BLOCK_K=min(128, heads.lora), PDL=pdl, num_warps=4, launch_pdl=pdl,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specter.kernels.device import Launch, Stream, inverse_rms, load_squares, pow2, silu, wait_previous
 from specter.kernels.octets import Octets, store_octets
-from specter.kernels.routing import RowRouting, route_if_last
+from specter.kernels.routing import RowRouting, Rule, route_if_last
 
 VECTOR = 8  # channels that one thread sums before anything is exchanged
 
@@ -78,25 +78,33 @@ def partial_product(
 
 @triton.jit
 def _linear(
-    x, squares, w, out, eps, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, bias, out, eps, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, N - 1)
     first = load_chunk(w, rows, tl.arange(0, BLOCK_K), 0, K, BLOCK_K)
+    if BIAS:
+        biases = load_channels(bias, channels, N)
     wait_previous(PDL)
     parts = load_squares(squares, tl.arange(0, 1), BLOCKS, BLOCK_B)
     sums = tl.sum(partial_product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR), axis=1)
-    result = sums * inverse_rms(parts, K, eps)
+    result = sums * inverse_rms(parts, K, eps, NORMED)
+    if BIAS:
+        result += biases
     tl.store(out + channels, result.to(out.dtype.element_ty), mask=channels < N)
 
 
-def norm_linear(stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Launch, pdl: bool) -> None:
-    """out [N] = W · rmsnorm(stream): stream of one row of K channels, W [N, K]."""
+def norm_linear(
+    stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Launch, pdl: bool, bias: Tensor | None = None
+) -> None:
+    """out [N] = W · norm(stream) + bias: stream of one row of K channels, W [N, K], bias [N]."""
     num_out, num_in = w.shape
     num_blocks = stream.squares.shape[1]
     _linear[(triton.cdiv(num_out, launch.block_n),)](
-        stream.scaled, stream.squares, w, out, eps, N=num_out, K=num_in, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
+        stream.scaled, stream.squares, w, w if bias is None else bias, out, eps, N=num_out, K=num_in,
+        BIAS=bias is not None, NORMED=stream.is_normed, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
         BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
         **launch.options(pdl),
     )  # fmt: skip
@@ -104,15 +112,20 @@ def norm_linear(stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Laun
 
 @triton.jit
 def _residual(
-    x, w, stream, gain, scaled, squares, octets, scales, N: tl.constexpr, K: tl.constexpr, OCTETS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+    x, w, bias, stream, gain, scaled, squares, octets, scales, N: tl.constexpr, K: tl.constexpr,
+    BIAS: tl.constexpr, OCTETS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     channels = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(channels, N - 1)
     first = load_chunk(w, rows, tl.arange(0, BLOCK_K), 0, K, BLOCK_K)
     gains = load_channels(gain, channels, N)
+    if BIAS:
+        biases = load_channels(bias, channels, N)
     wait_previous(PDL)
     before = load_channels(stream, channels, N)
+    if BIAS:
+        before += biases
     value = before + tl.sum(partial_product(first, x, w, rows, K, BLOCK_N, BLOCK_K, VECTOR), axis=1)
     value = store_stream(value, gains, stream, scaled, squares, channels, N)
     if OCTETS:
@@ -120,37 +133,39 @@ def _residual(
 
 
 def linear_residual(
-    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, octets: Octets | None, launch: Launch, pdl: bool
-) -> None:
-    """stream += W · x: x [K], W [D, K]; scaled by the next norm's gain [D].
+    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, octets: Octets | None, launch: Launch, pdl: bool,
+    bias: Tensor | None = None,
+) -> None:  # fmt: skip
+    """stream += W · x + bias: x [K], W [D, K], bias [D]; scaled by the next norm's gain [D].
 
     Args:
         octets: of D channels, also takes gain * x; `launch.block_n` is then a multiple of 8.
     """
     num_out, num_in = w.shape
     _residual[(triton.cdiv(num_out, launch.block_n),)](
-        x, w, stream.x, gain, stream.scaled, stream.squares, stream.x if octets is None else octets.values,
-        stream.x if octets is None else octets.scales, N=num_out, K=num_in, OCTETS=octets is not None,
-        BLOCK_N=launch.block_n,
+        x, w, gain if bias is None else bias, stream.x, gain, stream.scaled, stream.squares,
+        stream.x if octets is None else octets.values, stream.x if octets is None else octets.scales, N=num_out,
+        K=num_in, BIAS=bias is not None, OCTETS=octets is not None, BLOCK_N=launch.block_n,
         BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl, **launch.options(pdl),
     )  # fmt: skip
 
 
 @triton.jit
 def _norm_gated(
-    x, squares, w, inner, logits, scale, weights, history, counts, step, arrived, scaling, eps, F: tl.constexpr,
-    E: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, STEP_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
-    PDL: tl.constexpr,
+    x, squares, w, inner, logits, scale, weights, history, counts, step, arrived, scaling, jitter, eps,
+    F: tl.constexpr, R: tl.constexpr, E: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
+    STEP_STRIDE: tl.constexpr, NORMED_TOP: tl.constexpr, MIXER: tl.constexpr, BLOCK_E: tl.constexpr,
+    NORMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs: the router's channels in blocks of 2 BLOCK_N first, then blocks of BLOCK_N gate and up channels."""
+    """Programs: the router's R channels in blocks of 2 BLOCK_N first, then blocks of BLOCK_N gate and up channels."""
     ks = tl.arange(0, BLOCK_K)
-    num_router: tl.constexpr = (E + 2 * BLOCK_N - 1) // (2 * BLOCK_N)
+    num_router: tl.constexpr = (R + 2 * BLOCK_N - 1) // (2 * BLOCK_N)
     pid = tl.program_id(0)
     is_router = pid < num_router
     channels = tl.where(is_router, pid * 2, pid - num_router) * BLOCK_N + tl.arange(0, BLOCK_N)
-    last = tl.where(is_router, E, F) - 1
-    low = tl.minimum(channels, last) + tl.where(is_router, 0, E)
+    last = tl.where(is_router, R, F) - 1
+    low = tl.minimum(channels, last) + tl.where(is_router, 0, R)
     high = tl.where(is_router, tl.minimum(channels + BLOCK_N, last), low + F)
     first_low = load_chunk(w, low, ks, 0, K, BLOCK_K)
     first_high = load_chunk(w, high, ks, 0, K, BLOCK_K)
@@ -165,7 +180,7 @@ def _norm_gated(
         values = load_vector(x, ks, k, K, BLOCK_K)
         acc_low += fold(tile_low, values, BLOCK_N, BLOCK_K, VECTOR)
         acc_high += fold(tile_high, values, BLOCK_N, BLOCK_K, VECTOR)
-    inverse = inverse_rms(parts, K, eps)
+    inverse = inverse_rms(parts, K, eps, NORMED)
     below, above = tl.sum(acc_low, axis=1) * inverse, tl.sum(acc_high, axis=1) * inverse
     if is_router:
         tl.store(logits + channels, below, mask=channels <= last)
@@ -173,8 +188,9 @@ def _norm_gated(
         tl.store(scale + lone, inverse, mask=pid == 0)
         if E > 0:
             route_if_last(
-                logits, weights, history, counts, step, arrived, scaling, num_router, E, TOP_K, STEP_STRIDE, BLOCK_E
-            )
+                logits, weights, history, counts, step, arrived, scaling, jitter, num_router, E, TOP_K, STEP_STRIDE,
+                NORMED_TOP, MIXER, BLOCK_E,
+            )  # fmt: skip
     else:
         tl.store(inner + channels, (silu(below) * above).to(inner.dtype.element_ty), mask=channels <= last)
 
@@ -182,25 +198,28 @@ def _norm_gated(
 def norm_gated(
     stream: Stream, w: Tensor, inner: Tensor, routing: RowRouting | None, eps: float, launch: Launch, pdl: bool
 ) -> None:
-    """inner [F] = silu(gate) * up of rmsnorm(stream), and the layer's routing, scale included.
+    """inner [F] = silu(gate) * up of norm(stream), and the layer's routing, scale included.
 
     Args:
-        w: [E + 2F, K]: router (none in a dense layer, where `routing` is None), gate, up.
+        w: [R + 2F, K]: router (none in a dense layer, where `routing` is None) with the gate of the shared expert if
+            there is one, gate, up; F is 0 where there is no shared expert.
     """
     num_inner, num_in, num_blocks = inner.shape[0], w.shape[1], stream.squares.shape[1]
-    num_experts, top_k, stride, scaling = 0, 0, 0, 1.0
+    num_router, num_experts, top_k, stride, rule = 0, 0, 0, 0, Rule()
     parts = (stream.x,) * 7  # never touched
     if routing is not None:
-        num_experts, top_k = routing.logits.shape[0], routing.weights.shape[0]
-        stride, scaling = routing.history.stride(0), routing.scaling
+        num_router, top_k = routing.logits.shape[0], routing.weights.shape[0]
+        num_experts = num_router - routing.is_gated
+        stride, rule = routing.history.stride(0), routing.rule
         parts = (
             routing.logits, routing.scale, routing.weights, routing.history, routing.counts, routing.step,
             routing.arrived,
         )  # fmt: skip
-    grid = triton.cdiv(num_experts, 2 * launch.block_n) + triton.cdiv(num_inner, launch.block_n)
+    grid = triton.cdiv(num_router, 2 * launch.block_n) + triton.cdiv(num_inner, launch.block_n)
     _norm_gated[(grid,)](
-        stream.scaled, stream.squares, w, inner, *parts, scaling, eps, F=num_inner, E=num_experts, K=num_in,
-        TOP_K=top_k, STEP_STRIDE=stride, BLOCK_E=pow2(num_experts), BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
+        stream.scaled, stream.squares, w, inner, *parts, rule.scaling, rule.jitter, eps, F=num_inner, R=num_router,
+        E=num_experts, K=num_in, TOP_K=top_k, STEP_STRIDE=stride, NORMED_TOP=rule.is_normed, MIXER=rule.jitter > 0,
+        BLOCK_E=pow2(num_experts), NORMED=stream.is_normed, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
         BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
         **launch.options(pdl),
     )  # fmt: skip

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.kernels.device import Launch, Stream, inverse_rms, load_squares, pow2, silu, wait_previous
-from specter.kernels.mla import TILE
+from specter.kernels.device import TILE, Launch, Stream, inverse_rms, load_squares, pow2, silu, wait_previous
 
 
 @triton.jit
@@ -41,9 +40,9 @@ def multiply(x, w, acc):
 
 @triton.jit(do_not_specialize=["T"])
 def _linear(
-    x, squares, w, out, T, eps, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    x, squares, w, bias, out, T, eps, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     channels = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -54,26 +53,31 @@ def _linear(
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         weights = load_parts(w, channels, k, inside, K, PARTS, BLOCK_K)
         acc = multiply(load_parts(x, rows, k, real, K, PARTS, BLOCK_K), weights, acc)
-    result = tl.sum(acc, axis=0) * inverse_rms(square_parts, K, eps)[:, None]
+    result = tl.sum(acc, axis=0) * inverse_rms(square_parts, K, eps, NORMED)[:, None]
+    if BIAS:
+        result += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = rows[:, None] * N + channels[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
-def norm_linear(stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Launch, pdl: bool) -> None:
-    """out [T, N] = rmsnorm(stream) W^T: W [N, D]."""
+def norm_linear(
+    stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Launch, pdl: bool, bias: Tensor | None = None
+) -> None:
+    """out [T, N] = norm(stream) W^T + bias: W [N, D], bias [N]."""
     (num_rows, num_blocks), (num_out, num_in) = stream.squares.shape, w.shape
     _linear[(triton.cdiv(num_rows, TILE), triton.cdiv(num_out, launch.block_n))](
-        stream.scaled, stream.squares, w, out, num_rows, eps, N=num_out, K=num_in, BLOCKS=num_blocks,
-        BLOCK_B=pow2(num_blocks), BLOCK_M=TILE, BLOCK_N=launch.block_n, BLOCK_K=launch.block_k,
-        PARTS=launch.num_warps, STAGES=launch.num_stages, PDL=pdl, num_warps=launch.num_warps, launch_pdl=pdl,
+        stream.scaled, stream.squares, w, w if bias is None else bias, out, num_rows, eps, N=num_out, K=num_in,
+        BIAS=bias is not None, NORMED=stream.is_normed, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks), BLOCK_M=TILE,
+        BLOCK_N=launch.block_n, BLOCK_K=launch.block_k, PARTS=launch.num_warps, STAGES=launch.num_stages, PDL=pdl,
+        num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T"])
 def _residual(
-    x, w, stream, gain, scaled, squares, results, weights, T, N: tl.constexpr, K: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    x, w, bias, gates, stream, gain, scaled, squares, results, weights, T, N: tl.constexpr, K: tl.constexpr,
+    TOP_K: tl.constexpr, BIAS: tl.constexpr, GATE_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     channels = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -85,7 +89,12 @@ def _residual(
         acc = multiply(load_parts(x, rows, k, real, K, PARTS, BLOCK_K), tile, acc)
     written = real[:, None] & inside[None, :]
     at = rows[:, None] * N + channels[None, :]
-    value = tl.load(stream + at, mask=written, other=0.0) + tl.sum(acc, axis=0)
+    product = tl.sum(acc, axis=0)
+    if GATE_STRIDE > 0:
+        product *= tl.sigmoid(tl.load(gates + rows * GATE_STRIDE, mask=real, other=0.0))[:, None]
+    if BIAS:
+        product += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)[None, :]
+    value = tl.load(stream + at, mask=written, other=0.0) + product
     for rank in tl.static_range(TOP_K):
         weight = tl.load(weights + rows * TOP_K + rank, mask=real, other=0.0)
         at_rank = (rows[:, None] * TOP_K + rank) * N + channels[None, :]
@@ -96,38 +105,44 @@ def _residual(
     tl.store(scaled + at, value.to(scaled.dtype.element_ty), mask=written)
 
 
-def linear_residual(x: Tensor, w: Tensor, stream: Stream, gain: Tensor, launch: Launch, pdl: bool) -> None:
-    """stream += x W^T: x [T, K], W [D, K]; gain [D] of the next norm."""
-    _launch_residual(x, w, stream, gain, stream.x, stream.x, 0, launch, pdl)
+def linear_residual(
+    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, launch: Launch, pdl: bool, bias: Tensor | None = None
+) -> None:
+    """stream += x W^T + bias: x [T, K], W [D, K], bias [D]; gain [D] of the next norm."""
+    _launch_residual(x, w, bias, None, stream, gain, stream.x, stream.x, 0, launch, pdl)
 
 
 def linear_combine(
-    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, results: Tensor, weights: Tensor, launch: Launch, pdl: bool
-) -> None:
-    """`linear_residual`, plus the experts: row t += sum over rank r of weights[t, r] * results[t, r], in rank order.
+    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, results: Tensor, weights: Tensor, launch: Launch, pdl: bool,
+    gates: Tensor | None = None,
+) -> None:  # fmt: skip
+    """stream += sigmoid(gates) x W^T + sum over rank r of weights[t, r] * results[t, r], in rank order.
 
     Args:
-        results: fp32 [T, k, D]. weights: fp32 [T, k].
+        x: [T, K]; K is 0 where there is no shared expert. results: fp32 [T, k, D]. weights: fp32 [T, k].
+        gates: fp32 [T] of any stride; None counts the product once.
     """
-    _launch_residual(x, w, stream, gain, results, weights, weights.shape[1], launch, pdl)
+    _launch_residual(x, w, None, gates, stream, gain, results, weights, weights.shape[1], launch, pdl)
 
 
 def _launch_residual(
-    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, results: Tensor, weights: Tensor, top_k: int, launch: Launch,
-    pdl: bool,
+    x: Tensor, w: Tensor, bias: Tensor | None, gates: Tensor | None, stream: Stream, gain: Tensor, results: Tensor,
+    weights: Tensor, top_k: int, launch: Launch, pdl: bool,
 ) -> None:  # fmt: skip
     num_out, num_in = w.shape
     _residual[(triton.cdiv(x.shape[0], TILE), triton.cdiv(num_out, launch.block_n))](
-        x, w, stream.x, gain, stream.scaled, stream.squares, results, weights, x.shape[0], N=num_out, K=num_in,
-        TOP_K=top_k, BLOCK_M=TILE, BLOCK_N=launch.block_n, BLOCK_K=launch.block_k, PARTS=launch.num_warps,
-        STAGES=launch.num_stages, PDL=pdl, num_warps=launch.num_warps, launch_pdl=pdl,
+        x, w, gain if bias is None else bias, stream.x if gates is None else gates, stream.x, gain, stream.scaled,
+        stream.squares, results, weights, x.shape[0], N=num_out, K=num_in, TOP_K=top_k, BIAS=bias is not None,
+        GATE_STRIDE=0 if gates is None else gates.stride(0), BLOCK_M=TILE, BLOCK_N=launch.block_n,
+        BLOCK_K=launch.block_k, PARTS=launch.num_warps, STAGES=launch.num_stages, PDL=pdl,
+        num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T"])
 def _norm_gated(
     x, squares, w, inner, logits, scales, T, eps, F: tl.constexpr, E: tl.constexpr, K: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    NORMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Blocks of channels: the router's in blocks of 2 BLOCK_N first, then BLOCK_N gate and up channels each."""
@@ -149,7 +164,7 @@ def _norm_gated(
         values = load_parts(x, rows, k, real, K, PARTS, BLOCK_K)
         acc_low = multiply(values, load_parts(w, low, k, everywhere, K, PARTS, BLOCK_K), acc_low)
         acc_high = multiply(values, load_parts(w, high, k, everywhere, K, PARTS, BLOCK_K), acc_high)
-    inverse = inverse_rms(square_parts, K, eps)
+    inverse = inverse_rms(square_parts, K, eps, NORMED)
     below, above = tl.sum(acc_low, axis=0) * inverse[:, None], tl.sum(acc_high, axis=0) * inverse[:, None]
     if is_router:
         router = logits + rows[:, None] * E + channels[None, :]
@@ -165,16 +180,18 @@ def _norm_gated(
 def norm_gated(
     stream: Stream, w: Tensor, inner: Tensor, logits: Tensor, scales: Tensor, eps: float, launch: Launch, pdl: bool
 ) -> None:
-    """inner [T, F] = silu(gate) * up and logits fp32 [T, E] of rmsnorm(stream), and scales fp32 [T] = 1 / rms.
+    """inner [T, F] = silu(gate) * up and logits fp32 [T, E] of norm(stream), and scales fp32 [T]: norm / scaled.
 
     Args:
-        w: [E + 2F, D]: router (none in a dense layer: then E is 0, and scales are left alone), gate, up.
+        w: [E + 2F, D]: router (none in a dense layer: then E is 0, and scales are left alone), gate, up. The gate of
+            a shared expert is one more row of the router; F is 0 where there is no shared expert.
     """
     (num_rows, num_blocks), num_in = stream.squares.shape, w.shape[1]
     num_experts, num_inner = logits.shape[1], inner.shape[1]
     blocks = triton.cdiv(num_experts, 2 * launch.block_n) + triton.cdiv(num_inner, launch.block_n)
     _norm_gated[(triton.cdiv(num_rows, TILE), blocks)](
         stream.scaled, stream.squares, w, inner, logits, scales, num_rows, eps, F=num_inner, E=num_experts, K=num_in,
-        BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks), BLOCK_M=TILE, BLOCK_N=launch.block_n, BLOCK_K=launch.block_k,
-        PARTS=launch.num_warps, STAGES=launch.num_stages, PDL=pdl, num_warps=launch.num_warps, launch_pdl=pdl,
+        NORMED=stream.is_normed, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks), BLOCK_M=TILE, BLOCK_N=launch.block_n,
+        BLOCK_K=launch.block_k, PARTS=launch.num_warps, STAGES=launch.num_stages, PDL=pdl,
+        num_warps=launch.num_warps, launch_pdl=pdl,
     )  # fmt: skip

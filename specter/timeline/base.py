@@ -21,6 +21,14 @@ class Event(Protocol):
     """The end of one piece of issued work."""
 
 
+class Mark(Protocol):
+    """A point in the order of issue, for `Timeline.totals_at`."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of the copies issued before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one piece of compute costs on the machine that it stands for.
@@ -86,3 +94,9 @@ class Timeline(Protocol):
 
     def totals(self) -> LaneTotals:
         """Totals so far."""
+
+    def mark(self) -> Mark:
+        """Now, in the order of issue; costs next to nothing, so that totals can be asked for at leisure."""
+
+    def totals_at(self, mark: Mark) -> LaneTotals:
+        """Totals of what was issued before `mark`; blocks the host until that has ended."""

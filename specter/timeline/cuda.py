@@ -14,33 +14,51 @@ from typing import Any
 import torch
 
 from specter.errors import SpecterError
-from specter.timeline.base import Clock, Event, LaneTotals, T, Work
+from specter.timeline.base import Clock, Event, LaneTotals, Mark, T, Work
 from specter.timeline.trace import Lane, TraceOp
 
 # Longer than any pass: the whole store crosses PCIe 3.0 in 3 s.
 TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CudaEvent:
-    """The end of one piece of work on a stream."""
+    """The end of one piece of work on a stream, or another point of it. The driver's event goes back to `pool` with
+    the last who holds this one: whatever waits for it on a device has been told what to wait for when it was issued."""
 
     end: Any  # torch.cuda.Event, with timing
     is_copy: bool
     label: str
+    pool: list[Any]
+    has_happened: bool = False  # as far as the host has asked
+
+    def __del__(self) -> None:
+        self.pool.append(self.end)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Span:
-    """One piece of work whose times have not been read yet."""
+    """Work whose times have not been read yet: one piece, or several without a gap between them."""
 
     lane: Lane
     label: str
-    issued: Any  # before the waits for other lanes
-    start: Any  # after them
-    end: Any
+    issued: CudaEvent  # before the waits for other lanes
+    start: CudaEvent  # after them
+    end: CudaEvent
     num_bytes: int  # of a copy; 0: compute
     waits_for_copy: bool
+
+
+@dataclass(slots=True, eq=False)
+class CudaMark:
+    """Stands in both lanes behind what was issued before it, and takes the totals there."""
+
+    copied_bytes: int
+    num_copies: int
+    compute_ns: int = 0
+    stall_ns: int = 0
+    link_ns: int = 0
+    num_lanes: int = 2  # that have not come to it
 
 
 class CudaTimeline:
@@ -70,15 +88,14 @@ class CudaTimeline:
         self._timeout_s = timeout_s
         self.compute_stream = cuda.current_stream(self.device)
         self.link_stream = self.compute_stream if is_serial else cuda.Stream(self.device)
-        self._on_link = cuda.stream(self.link_stream)  # entering it again is cheaper than making it
-        self._pending: tuple[deque[_Span], deque[_Span]] = deque(), deque()  # compute, link; each ends in order
+        self._pool: list[Any] = []  # events that nobody holds; making one costs as much as recording it
+        self._ends: dict[Any, deque[CudaEvent]] = {}  # of the two last pieces of work, by stream
+        self._pending: tuple[deque[_Span | CudaMark], deque[_Span | CudaMark]] = deque(), deque()  # compute, link
         self._compute_ns = self._link_ns = self._stall_ns = 0
         self._copied_bytes = self._num_copies = 0
         self.ops: list[TraceOp] | None = [] if trace else None
-        self._origin = self._event()  # of the trace: this event and this host time are one moment
-        if trace:
-            self._origin.record(self.compute_stream)
-            self._origin.synchronize()
+        self._origin = self._record(self.compute_stream, False, "origin")  # of the trace: this event and this host
+        self._origin.end.synchronize()  # time are one moment
         self._origin_ns = time.perf_counter_ns()
 
     def now_ns(self) -> int:
@@ -96,16 +113,18 @@ class CudaTimeline:
         Raises:
             SpecterError: the driver refuses the copy.
         """
-        label = label or "copy"
-        issued, start, _ = self._begin(self.link_stream, after)
+        label, stream = label or "copy", self.link_stream
+        issued, start, _ = self._begin(stream, after)
+        self._cuda.set_stream(stream)
         try:
-            with self._on_link:
-                run()
+            run()
         except RuntimeError as error:
             raise _device_error(label, error) from None
+        finally:
+            self._cuda.set_stream(self.compute_stream)
         self._copied_bytes += num_bytes
         self._num_copies += 1
-        return self._end("link", label, self.link_stream, issued, start, num_bytes, False)
+        return self._end("link", label, stream, issued, start, num_bytes, False)
 
     def wait(self, event: Event) -> None:
         """As in `Timeline`; the host spins, since a wake-up costs more than most waits.
@@ -133,14 +152,16 @@ class CudaTimeline:
 
     def is_done(self, event: Event) -> bool:
         assert isinstance(event, CudaEvent)
-        try:
-            return bool(event.end.query())
-        except RuntimeError as error:  # a failed kernel or copy shows at the next question
-            raise _device_error(event.label, error) from None
+        if not event.has_happened:
+            try:
+                event.has_happened = bool(event.end.query())
+            except RuntimeError as error:  # a failed kernel or copy shows at the next question
+                raise _device_error(event.label, error) from None
+        return event.has_happened
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
         assert isinstance(start, CudaEvent) and isinstance(end, CudaEvent)
-        return _ns(start.end, end.end)
+        return round(start.end.elapsed_time(end.end) * 1e6)
 
     def drain(self) -> None:
         self.compute_stream.synchronize()
@@ -152,55 +173,102 @@ class CudaTimeline:
             pass
         return LaneTotals(self._compute_ns, self._link_ns, self._stall_ns, self._copied_bytes, self._num_copies)
 
+    def mark(self) -> CudaMark:
+        mark = CudaMark(self._copied_bytes, self._num_copies)
+        for lane in self._pending:
+            lane.append(mark)
+        return mark
+
+    def totals_at(self, mark: Mark) -> LaneTotals:
+        """As in `Timeline`. Raises SpecterError as `wait`."""
+        assert isinstance(mark, CudaMark)
+        while mark.num_lanes:
+            if not self._collect():
+                lane = self._pending[0 if mark in self._pending[0] else 1]
+                assert isinstance(lane[0], _Span)
+                self.wait(lane[0].end)
+        return LaneTotals(mark.compute_ns, mark.link_ns, mark.stall_ns, mark.copied_bytes, mark.num_copies)
+
     # -- inside --------------------------------------------------------------------------------
 
     def _collect(self) -> bool:
         """Reads the times of one piece of work that has ended; False if there is none."""
-        for lane in self._pending:
-            if lane and lane[0].end.query():
-                self._count(lane.popleft())
-                return True
+        for is_link, lane in enumerate(self._pending):
+            if not lane:
+                continue
+            if isinstance(first := lane[0], CudaMark):
+                first.num_lanes -= 1
+                if is_link:
+                    first.link_ns = self._link_ns
+                else:
+                    first.compute_ns, first.stall_ns = self._compute_ns, self._stall_ns
+            elif self.is_done(first.end):
+                self._count(first)
+            else:
+                continue
+            lane.popleft()
+            return True
         return False
 
     def _count(self, span: _Span) -> None:
-        busy_ns = _ns(span.start, span.end)
-        stalled_ns = _ns(span.issued, span.start) if span.waits_for_copy else 0
+        busy_ns = self.elapsed_ns(span.start, span.end)
+        stalled_ns = self.elapsed_ns(span.issued, span.start) if span.waits_for_copy else 0
         if span.lane == "link":
             self._link_ns += busy_ns
         else:
             self._compute_ns += busy_ns
             self._stall_ns += stalled_ns
         if self.ops is not None:
-            start_ns = _ns(self._origin, span.start)
+            start_ns = self.elapsed_ns(self._origin, span.start)
             self.ops.append(
                 TraceOp(span.lane, span.label, start_ns, start_ns + busy_ns, span.num_bytes, 0, stalled_ns)
             )  # fmt: skip
 
-    def _begin(self, stream: Any, after: Iterable[Event]) -> tuple[Any, Any, bool]:
-        """Makes `stream` wait; returns events before and after that, and whether it waits for a copy."""
-        issued = start = self._event()
-        issued.record(stream)
-        waits_for_copy = False
+    def _begin(self, stream: Any, after: Iterable[Event]) -> tuple[CudaEvent, CudaEvent, bool]:
+        """Makes `stream` wait; returns events before and after that, and whether it waits for a copy.
+
+        Where the stream is at work on the last piece but one, the last one's end is the first of them: it cannot come
+        before this piece is issued, and a question costs less than an event.
+        """
+        ends = self._ends.setdefault(stream, deque(maxlen=2))
+        is_far_behind = len(ends) == 2 and not self.is_done(ends[0])
+        issued = start = ends[1] if is_far_behind else self._record(stream, False, "issue")
+        is_waiting = waits_for_copy = False
         for event in after:
+            if self.is_done(event):
+                continue
             assert isinstance(event, CudaEvent)
             stream.wait_event(event.end)
             waits_for_copy |= event.is_copy
-            start = None
-        if start is None:
-            start = self._event()
-            start.record(stream)
+            is_waiting = True
+        if is_waiting:
+            start = self._record(stream, False, "start")
         return issued, start, waits_for_copy
 
     def _end(
-        self, lane: Lane, label: str, stream: Any, issued: Any, start: Any, num_bytes: int, waits_for_copy: bool
+        self,
+        lane: Lane,
+        label: str,
+        stream: Any,
+        issued: CudaEvent,
+        start: CudaEvent,
+        num_bytes: int,
+        waits_for_copy: bool,
     ) -> CudaEvent:
-        end = self._event()
-        end.record(stream)
-        self._pending[lane == "link"].append(_Span(lane, label, issued, start, end, num_bytes, waits_for_copy))
-        return CudaEvent(end, lane == "link", label)
+        end = self._record(stream, lane == "link", label)
+        self._ends[stream].append(end)
+        pending = self._pending[lane == "link"]
+        before = pending[-1] if pending and self.ops is None else None
+        if isinstance(before, _Span) and before.end is start:
+            before.end = end
+        else:
+            pending.append(_Span(lane, label, issued, start, end, num_bytes, waits_for_copy))
+        return end
 
-    def _event(self) -> Any:
-        return self._cuda.Event(enable_timing=True)
+    def _record(self, stream: Any, is_copy: bool, label: str) -> CudaEvent:
+        event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
+        event.record(stream)
+        return CudaEvent(event, is_copy, label, self._pool)
 
 
 def _device_error(label: str, error: RuntimeError) -> SpecterError:
@@ -208,7 +276,3 @@ def _device_error(label: str, error: RuntimeError) -> SpecterError:
         f"the device failed at or before {label}: {str(error).splitlines()[0]}",
         "records of finished inputs are kept; start the process anew",
     )
-
-
-def _ns(start: Any, end: Any) -> int:
-    return round(start.elapsed_time(end) * 1e6)

@@ -25,7 +25,6 @@ class StressedTimeline(CudaTimeline):
         self._random = random.Random(seed)
         self._max_delay_us = max_delay_us
         self._streams = [self.link_stream, self._cuda.Stream(self.device), self._cuda.Stream(self.device)]
-        self._contexts = [self._cuda.stream(stream) for stream in self._streams]
 
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> CudaEvent:
         before, behind = (self._random.randrange(1 + self._max_delay_us) * _CYCLES_PER_US for _ in range(2))
@@ -35,8 +34,7 @@ class StressedTimeline(CudaTimeline):
             run()
             self._cuda._sleep(behind)
 
-        chosen = self._random.randrange(len(self._streams))
-        self.link_stream, self._on_link = self._streams[chosen], self._contexts[chosen]
+        self.link_stream = self._random.choice(self._streams)
         return super().copy(num_bytes, late, after, label)
 
     def drain(self) -> None:

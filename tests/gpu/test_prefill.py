@@ -24,7 +24,7 @@ TOKENS = [(7 * i + 3) % TINY.vocab for i in range(70)]  # five tiles of 16
 def pinned(live: Live) -> PinnedStore:
     store = PinnedStore(live.store.codec, TINY.num_moe_layers, TINY.num_experts, locker=FakeLocker())
     for layer in range(TINY.num_moe_layers):
-        for place, value in zip(store.codec.views(store.open_layer()), live.store.layer(layer), strict=True):
+        for place, value in zip(store.codec.views(store.open_layer(layer)), live.store.layer(layer), strict=True):
             place.copy_(value)
     return store
 

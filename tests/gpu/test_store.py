@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
+import threading
+import time
 
 import pytest
 import torch
@@ -87,11 +89,68 @@ def test_off_locks_nothing() -> None:
 def test_short_host_memory_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specter.gpu.store._GROWTH_WAIT_S", 0.0)
     with pytest.raises(SpecterError, match=f"needs {TINY.experts_params * 2} bytes of host memory"):
-        empty_store(FakeLocker(), available=2**20).open_layer()
+        empty_store(FakeLocker(), available=2**20).open_layer(0)
+
+
+class Growing:
+    """A machine that is given memory for one more layer only once it has used what it had."""
+
+    def __init__(self, bytes_a_question: int) -> None:
+        self.bytes_a_question = bytes_a_question
+        self.given = 0
+
+    def __call__(self) -> int:
+        self.given += self.bytes_a_question
+        return self.given
+
+
+def test_memory_that_comes_slowly_is_waited_for() -> None:
+    store = PinnedStore(CODEC, TINY.num_moe_layers, TINY.num_experts, "require", FakeLocker(), Growing(2**27))  # type: ignore[arg-type]
+    load_store(Source(), CODEC, Console(file=io.StringIO()), store=store)
+    assert store.wait_s > 0.0
+    assert torch.equal(store.layer(1)[0], Source().experts(1)[0].bfloat16())
+
+
+def test_layers_being_opened_count_as_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three threads that each see room for one layer must not take three."""
+    most, under_way, guard = 0, 0, threading.Lock()
+
+    def slow_fill(arena: Tensor, value: int) -> Tensor:
+        nonlocal most, under_way
+        with guard:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.02)
+        with guard:
+            under_way -= 1
+        return arena
+
+    monkeypatch.setattr(Tensor, "fill_", slow_fill)
+    monkeypatch.setattr("specter.gpu.store._GROWTH_WAIT_S", 0.001)
+    for num_layers in (1, 2):
+        store = empty_store(FakeLocker())
+        room = 512 * 2**20 + num_layers * store.layer_bytes
+        store = empty_store(FakeLocker(), available=room)
+        most = 0
+        load_store(Source(), CODEC, Console(file=io.StringIO()), store=store)
+        assert 1 <= most <= num_layers
+
+
+def test_a_failing_source_leaves_nothing_locked() -> None:
+    class Damaged(Source):
+        def experts(self, layer: int) -> tuple[Tensor, Tensor]:
+            if layer == 1:
+                raise SpecterError("layer 1 is damaged", "make it anew")
+            return super().experts(layer)
+
+    locker = FakeLocker()
+    with pytest.raises(SpecterError, match="layer 1 is damaged"):
+        load_store(Damaged(), CODEC, Console(file=io.StringIO()), store=empty_store(locker))
+    assert not locker.locked
 
 
 def test_an_unfilled_payload_is_nan() -> None:
-    gate_up, down = CODEC.views(empty_store(FakeLocker()).open_layer())
+    gate_up, down = CODEC.views(empty_store(FakeLocker()).open_layer(0))
     assert gate_up.isnan().all() and down.isnan().all()
 
 

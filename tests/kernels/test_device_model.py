@@ -91,6 +91,41 @@ def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
     assert last.outputs().tolist() == expected[1:]
 
 
+def test_a_short_pass_is_launched_as_a_longer_one_that_was_captured(models: Models) -> None:
+    tokens, target = tokens_of(2).tolist(), models.target
+    assert target.slot_table is not None
+    table = target.slot_table.cpu().numpy()
+    outputs, routings = [], []
+    for captured in ((), (1, 3)):
+        passes = DevicePasses(target)
+        for num_rows in captured:
+            if DEV.type == "cuda":
+                passes.capture(num_rows)
+            else:
+                passes._captured[num_rows] = passes._launches(num_rows)
+        target.results.zero_()
+        one = passes.begin(tokens, 0, 2)
+        for layer in range(SPEC.num_layers):
+            routing = one.mix(layer)
+            if DEV.type == "cuda":
+                torch.cuda.synchronize()
+            if routing is not None:
+                assert routing.shape == (2, SPEC.top_k)
+                routings.append(routing.copy())
+                experts = np.unique(routing).tolist()
+                one.run_experts(layer, experts, table[layer - SPEC.num_dense_layers, experts].tolist())
+                one.combine(layer)
+        outputs.append(one.outputs())
+        if DEV.type == "cuda":
+            torch.cuda.synchronize()
+        outputs[-1] = outputs[-1].tolist()
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 2
+    half = len(routings) // 2
+    assert all((mine == other).all() for mine, other in zip(routings[:half], routings[half:], strict=True))
+    assert passes._num_launched(2, CAPACITY - 3, 2) == 3 and passes._num_launched(2, CAPACITY - 2, 2) == 2
+    assert passes._num_launched(2, 0, 1) == 2, "the outputs of a graph are of all its rows"
+
+
 def test_a_pass_that_does_not_fit_is_refused(models: Models) -> None:
     with pytest.raises(SpecterError, match="49 rows"):
         DevicePasses(models.target).begin([1] * 49, 0, 1)
@@ -100,18 +135,18 @@ def engine(
     models: Models, k: int, num_slots: int, stress_seed: int | None = None, mover: Mover | None = None
 ) -> Engine:
     """On the device clock where there is a device, graphs included."""
-    is_device = DEV.type == "cuda"
-    arena = torch.full((num_slots, SPEC.expert_params + 32), torch.nan, device=DEV)
+    spec, is_device = models.weights.spec, DEV.type == "cuda"
+    arena = torch.full((num_slots, spec.expert_params + 32), torch.nan, device=DEV)
     store = {
         ExpertId(layer, expert): models.cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
-        for layer in range(SPEC.num_moe_layers)
-        for expert in range(SPEC.num_experts)
+        for layer in range(spec.num_moe_layers)
+        for expert in range(spec.num_experts)
     }
     if is_device:
         store = {expert: payload.pin_memory() for expert, payload in store.items()}
 
     def move(expert: ExpertId, slot: int) -> None:
-        arena[slot, : SPEC.expert_params].copy_(store[expert], non_blocking=True)
+        arena[slot, : spec.expert_params].copy_(store[expert], non_blocking=True)
 
     target = Target(models.weights, arena, models.cache, 16, None, pdl=False, tuning=TARGET)
     model = DeviceModel(DevicePasses(target), models.draft, is_graphed=is_device)
@@ -119,8 +154,8 @@ def engine(
     if is_device:
         model.capture(k + 1)
         timeline = CudaTimeline() if stress_seed is None else StressedTimeline(seed=stress_seed)
-    costs = CostModel(SPEC, 16, CAPACITY)
-    quotas = layer_quotas(num_slots, SPEC.num_moe_layers)
+    costs = CostModel(spec, 16, CAPACITY)
+    quotas = layer_quotas(num_slots, spec.num_moe_layers)
     transfer = Transfer(timeline, costs.payload_bytes, mover or move)
     cache = ExpertCache(Residency(num_slots), LruEviction(quotas), transfer, timeline)
     planner = DeadlinePlanner() if k else None
@@ -150,8 +185,11 @@ def test_an_interrupted_round_leaves_an_engine_that_works(models: Models) -> Non
     one = engine(models, 2, 4)
     expected = one.generate(prompt, 24).tokens
 
+    commits = []
+
     def interrupt(tokens: list[int]) -> None:
-        if len(one.generation.rounds if one.generation else ()) == 2:
+        commits.append(tokens)
+        if len(commits) == 3:  # prefill's, and two rounds'
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -186,14 +224,19 @@ def test_a_copy_that_fails_is_named_and_the_finished_rounds_are_kept(models: Mod
 
 
 def test_the_unfused_draft_computes_the_same(models: Models) -> None:
+    check_unfused(models)
+
+
+def check_unfused(models: Models) -> None:
     """What the ablation compares with must differ in speed alone."""
-    codes = quantize(SPEC, models.cpu.store)
+    spec = models.weights.spec
+    codes = quantize(spec, models.cpu.store)
 
     def part(matrices: Int4Matrices, layer: int) -> Int4Matrices:
         one = _layer(matrices, layer)
         return Int4Matrices(one.codes.to(DEV), one.scales.to(DEV), one.zeros.to(DEV), one.group)
 
-    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(SPEC.num_moe_layers)]
+    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(spec.num_moe_layers)]
     experts = models.draft.experts
     unfused = UnfusedDraft(layers, models.weights, experts, models.cache, 4, pdl=False, tuning=DRAFT)
     for draft in (models.draft, unfused):

@@ -49,21 +49,25 @@ class Models:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    directory: Path = tmp_path_factory.mktemp("tiny")
-    cpu = random_live(directory, SPEC, tile=16, capacity=CAPACITY)
-    weights = GpuWeights.load(SPEC, Checkpoint.open(directory).tensor, DEVICE, torch.float32)
-    cache = GpuKVCache(SPEC, CAPACITY, torch.float32, DEVICE)
-    num_slots = SPEC.num_moe_layers * SPEC.num_experts
+    return build_models(tmp_path_factory.mktemp("tiny"), SPEC)
+
+
+def build_models(directory: Path, spec: ModelSpec) -> Models:
+    """A random model on both sides; every expert has a slot."""
+    cpu = random_live(directory, spec, tile=16, capacity=CAPACITY)
+    weights = GpuWeights.load(spec, Checkpoint.open(directory).tensor, DEVICE, torch.float32)
+    cache = GpuKVCache(spec, CAPACITY, torch.float32, DEVICE)
+    num_slots = spec.num_moe_layers * spec.num_experts
     table = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1)).int()
-    table = table.view(SPEC.num_moe_layers, SPEC.num_experts)
-    arena = torch.full((num_slots, SPEC.expert_params + 32), torch.nan)
-    for layer in range(SPEC.num_moe_layers):
-        for expert in range(SPEC.num_experts):
+    table = table.view(spec.num_moe_layers, spec.num_experts)
+    arena = torch.full((num_slots, spec.expert_params + 32), torch.nan)
+    for layer in range(spec.num_moe_layers):
+        for expert in range(spec.num_experts):
             payload = cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
-            arena[int(table[layer, expert]), : SPEC.expert_params] = payload
-    packed = PackedExperts.empty(SPEC, 128, DEVICE)
-    codes = quantize(SPEC, cpu.store)
-    for layer in range(SPEC.num_moe_layers):
+            arena[int(table[layer, expert]), : spec.expert_params] = payload
+    packed = PackedExperts.empty(spec, 128, DEVICE)
+    codes = quantize(spec, cpu.store)
+    for layer in range(spec.num_moe_layers):
         packed.set_layer(layer, *(_layer(part, layer) for part in (codes.gate, codes.up, codes.down)))
     target = Target(weights, arena.to(DEVICE), cache, 48, table.to(DEVICE), pdl=False, tuning=TARGET)
     return Models(cpu, weights, cache, target, Draft(weights, packed, cache, 8, pdl=False, tuning=DRAFT))
@@ -82,39 +86,44 @@ def distance(actual: Tensor, expected: Tensor) -> float:
 
 
 def test_target_and_draft_are_the_cpu_decoder_and_verification_is_plain_decoding(models: Models) -> None:
-    decoder, tokens = models.cpu.decoder, tokens_of(17)
+    check_models(models)
+
+
+def check_models(models: Models, num_rows: int = 17) -> None:
+    """Target and draft against the CPU decoder; plain decoding against verification, bit for bit."""
+    spec, decoder, tokens = models.weights.spec, models.cpu.decoder, tokens_of(num_rows)
     decoder.reset()
     expected = run_pass(decoder, models.cpu.store, tokens.tolist(), 0)
-    models.target.begin(tokens.to(DEVICE), 0, 17)
-    models.target.forward(17)
+    models.target.begin(tokens.to(DEVICE), 0, num_rows)
+    models.target.forward(num_rows)
     logits = torch.stack(expected.outputs)
-    assert distance(models.target.logits[:17], logits) < 1e-5
-    assert models.target.tokens[:17].tolist() == logits.argmax(-1).tolist()
-    assert np.array_equal(models.target.routing.chosen[:17].cpu().numpy(), expected.routing[-1])
+    assert distance(models.target.logits[:num_rows], logits) < 1e-5
+    assert models.target.tokens[:num_rows].tolist() == logits.argmax(-1).tolist()
+    assert np.array_equal(models.target.routing.chosen[:num_rows].cpu().numpy(), expected.routing[-1])
 
-    verified, kv = models.target.logits[:17].clone(), models.cache.latents.clone()
-    for row in (0, 16):  # plain decoding has the same bits
-        models.cache.latents[:, row:] = torch.nan
+    verified, kv = models.target.logits[:num_rows].clone(), models.cache.entries.clone()
+    for row in (0, num_rows - 1):  # plain decoding has the same bits
+        models.cache.entries[:, row:] = torch.nan
         models.target.begin(tokens[row : row + 1].to(DEVICE), row, 1)
         models.target.forward(1)
         assert torch.equal(models.target.logits[0], verified[row])
-        assert torch.equal(models.cache.latents[:, row], kv[:, row])
-        models.cache.latents.copy_(kv)
+        assert torch.equal(models.cache.entries[:, row], kv[:, row])
+        models.cache.entries.copy_(kv)
 
-    models.draft.begin(5, 17)
+    models.draft.begin(5, num_rows)
     token, routing = 5, []
     for step in range(2):  # the second step embeds the first one's token without the host
         models.draft.step()
-        reference = decoder.draft_row(token, 17 + step)
+        reference = decoder.draft_row(token, num_rows + step)
         routing.append(reference.routing)
         token = int(reference.output.argmax())
         assert distance(models.draft.logits[0], reference.output) < 1e-3
         assert models.draft.tokens[step] == token
     chosen = models.draft.routing[:2].cpu().numpy()
     assert np.array_equal(chosen, np.stack(routing))
-    counts = [np.bincount(chosen[:, layer].ravel(), minlength=SPEC.num_experts) for layer in range(SPEC.num_moe_layers)]
+    counts = [np.bincount(chosen[:, layer].ravel(), minlength=spec.num_experts) for layer in range(spec.num_moe_layers)]
     assert np.array_equal(models.draft.counts.cpu().numpy(), np.stack(counts))
-    assert int(models.draft.position) == 19
+    assert int(models.draft.position) == num_rows + 2
 
 
 def test_a_pass_must_fit(models: Models) -> None:
@@ -143,6 +152,11 @@ def test_a_pass_chooses_no_padding(models: Models) -> None:
 @pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
 @pytest.mark.parametrize("temperature", [None, 0.8])
 def test_graphs_of_early_launches_say_what_single_launches_do(models: Models, temperature: float | None) -> None:
+    check_graphs(models, temperature)
+
+
+def check_graphs(models: Models, temperature: float | None) -> None:
+    """Graphs whose kernels are launched early against kernels launched one by one, bit for bit."""
     said = []
     for pdl in (False, True):
         draft = Draft(models.weights, models.draft.experts, models.cache, 8, 3, temperature, pdl, DRAFT)
@@ -152,13 +166,13 @@ def test_graphs_of_early_launches_say_what_single_launches_do(models: Models, te
         if pdl:
             draft.capture()
             target.capture(8)
-        models.cache.latents.zero_()
+        models.cache.entries.zero_()
         draft.begin(5, 0)
         for _ in range(8):
             draft.step()
         drafted = [part.clone() for part in (draft.tokens, draft.routing, draft.counts, draft.logits)]
         target.begin(tokens_of(8).to(DEVICE), 8, 8)
         target.forward(8)
-        said.append([*drafted, target.tokens[:8].clone(), target.logits[:8].clone(), models.cache.latents.clone()])
+        said.append([*drafted, target.tokens[:8].clone(), target.logits[:8].clone(), models.cache.entries.clone()])
     for alone, together in zip(*said, strict=True):
         assert torch.equal(alone, together)

@@ -21,7 +21,7 @@ from specter.gpu.sampling import DeviceSampling
 from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
 from specter.kernels.device import Launch, Stream
 from specter.kernels.octets import Octets
-from specter.kernels.routing import RowRouting
+from specter.kernels.routing import RowRouting, Rule
 from specter.model.routing import top_k
 from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import quantize_rtn
@@ -108,7 +108,7 @@ def test_skinny_products(num_out: int, num_in: int, block_k: int, dtype: torch.d
 def row_routing(num_experts: int, top: int, step: int = 0, num_steps: int = 1) -> RowRouting:
     history = torch.full((num_steps, top), -1, dtype=torch.int16, device=DEVICE)
     counts = torch.zeros(num_experts, dtype=torch.int32, device=DEVICE)
-    return RowRouting.empty(history, counts, ints(step), scaling=1.5)
+    return RowRouting.empty(history, counts, ints(step), Rule(scaling=1.5))
 
 
 def test_skinny_gated_mlp_without_router() -> None:
@@ -277,7 +277,7 @@ class Experts:
     def run(self, num_rows: int, waves: list[Tensor]) -> tuple[Tensor, grouped_mlp.Routing]:
         routing = grouped_mlp.Routing.empty(num_rows, self.top, self.num_experts, DEVICE)
         results = poison(num_rows, self.top, self.hidden)
-        grouped_mlp.route(self.logits[:num_rows], routing, 2.0, pdl=False)
+        grouped_mlp.route(self.logits[:num_rows], routing, Rule(scaling=2.0), pdl=False)
         for slots in waves:
             grouped_mlp.run_experts(
                 self.x[:num_rows], self.scales[:num_rows], self.arena, slots, routing,
@@ -351,7 +351,7 @@ def test_mla(dtype: torch.dtype, num_rows: int) -> None:
         if rows.start:
             cache[begin : begin + rows.start] = whole_cache[begin : begin + rows.start]
         queries = poison(size, heads.num_heads, heads.lora + heads.rope, dtype=dtype)
-        partials = mla.Partials.empty(heads, size, capacity, DEVICE)
+        partials = heads.partials(size, capacity, DEVICE)
         out = poison(size, heads.num_heads * heads.v, dtype=dtype)
         mla.absorb(heads, part, kv_b, gain, rotary, position, queries, cache, pdl=False)
         mla.attend(heads, queries, cache, position, partials, pdl=False)

@@ -199,10 +199,22 @@ def test_an_own_draft_needs_memory_of_its_own(full: FullSize) -> None:
     with pytest.raises(SpecterError, match="the draft's own weights and KV cache needs"):
         OwnMemory.allocate(full.weights, CAPACITY, budget)
     own = OwnMemory.allocate(full.weights, CAPACITY, host_budget())
-    mine = [getattr(layer, name) for layer in own.weights.layers for name in type(layer).__slots__]
-    theirs = [getattr(layer, name) for layer in full.weights.layers for name in type(layer).__slots__]
-    for copied, tensor in zip([own.weights.embedding, *mine], [full.weights.embedding, *theirs], strict=True):
+    theirs = list(tensors(full.weights))
+    assert sum(tensor.nbytes for tensor in theirs) == full.weights.num_bytes
+    for copied, tensor in zip(tensors(own.weights), theirs, strict=True):
         assert torch.equal(copied, tensor) and copied.data_ptr() != tensor.data_ptr()
+
+
+def tensors(part: object) -> Iterator[torch.Tensor]:
+    """Every tensor of nested dataclasses and lists."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, list):
+        for one in part:
+            yield from tensors(one)
+    elif dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            yield from tensors(getattr(part, field.name))
 
 
 def test_what_the_next_router_foresees_is_the_cpu_decoders_word_and_disturbs_nothing(models: Models) -> None:

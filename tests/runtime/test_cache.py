@@ -51,6 +51,9 @@ class Bench:
         self.timeline.wait(known)
         return self.cache.waves(layer, np.bincount(experts, minlength=8), known)
 
+    def settle_need(self) -> int:
+        return self.cache.settle_need(self.cache.num_met_needs())
+
     def prefetch(self, plan: Plan) -> list[Event]:
         _, known = self.timeline.compute(COMPUTE, lambda: None)
         self.timeline.wait(known)
@@ -196,13 +199,13 @@ def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once():
     begin = bench.timeline.now_ns()
     bench.cache.enqueue(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3)], []), known)
     bench.cache.feed()
-    assert bench.cache.settle_need() == 0, "nothing has arrived yet"
+    assert bench.settle_need() == 0, "nothing has arrived yet"
     bench.verify(0, [1, 2, 3, 4])  # one more, fetched behind the others
     bench.timeline.drain()
-    need_ns = bench.cache.settle_need()
+    need_ns = bench.settle_need()
     copies_ns = bench.timeline.totals().link_busy_ns
     assert copies_ns <= need_ns <= copies_ns + 2 * (begin - known.end_ns) + MACHINE.launch_ns
-    assert bench.cache.settle_need() == 0
+    assert bench.settle_need() == 0
 
 
 def test_need_of_arrivals_that_the_host_sees_late_ends_with_the_last_of_them():
@@ -210,7 +213,7 @@ def test_need_of_arrivals_that_the_host_sees_late_ends_with_the_last_of_them():
     for wave in bench.waves(0, [1, 2]):
         bench.compute(wave)
         bench.timeline.drain()  # so that no copy is under way when the layer's needs are closed
-    assert bench.cache.settle_need() >= bench.timeline.totals().link_busy_ns > 0
+    assert bench.settle_need() >= bench.timeline.totals().link_busy_ns > 0
 
 
 def test_need_that_the_router_calls_off_ends_with_its_word():
@@ -220,4 +223,4 @@ def test_need_that_the_router_calls_off_ends_with_its_word():
     bench.cache.enqueue(plan([ExpertId(0, 1)], [ExpertId(0, 0), ExpertId(1, 0)]), known)
     assert bench.cache.feed() is None, "nobody may be displaced"
     bench.verify(0, [0])
-    assert 0 < bench.cache.settle_need() <= bench.timeline.now_ns() - known.end_ns
+    assert 0 < bench.settle_need() <= bench.timeline.now_ns() - known.end_ns

@@ -1,0 +1,80 @@
+"""A bench in several calls: finished sections are kept, and nothing of other code or another device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specter.bench.cells import Cell, digest
+from specter.bench.measure import Sample
+from specter.bench.report import Report, Row
+from specter.bench.resume import Earlier, different_texts
+from specter.errors import SpecterError
+
+HERE = {"gpu": "Test GPU", "commit": "abc", "source_sha256": "1", "torch": "0"}
+MAIN = Cell("specter_deadline", "high", "greedy", 16)
+
+
+def record(cell: Cell, texts: list[list[int]]) -> dict[str, Any]:
+    content = {name: getattr(cell, name) for name in ("system", "tier", "sampling", "k", "variant")}
+    return {**content, "num_prompts": len(texts), "text_digests": [digest(text) for text in texts]}
+
+
+def first_call(path: Path) -> Report:
+    report = Report(path, dict(HERE))
+    report.add(Row("link", "GB/s", Sample((1.0, 2.0)), note="why"))
+    report.facts |= {
+        "cells": [record(MAIN, [[1, 2]])],
+        "seconds: link": 0.5,
+        "seconds: main": 300.0,
+        "seconds: all": 350,
+    }
+    report.summary["tpot_ms.high.greedy"] = 11.0
+    report.facts["seconds: traces"] = 1.0
+    report.skipped["traces"] = "FAILED: no"
+    report.write()
+    return report
+
+
+def test_finished_sections_are_kept_and_failed_ones_are_not(tmp_path: Path) -> None:
+    before, now = first_call(tmp_path / "rounds.json"), Report(tmp_path / "rounds.json", dict(HERE))
+    earlier = Earlier.read(now, ["depth", "traces"])
+    assert earlier.sections == ["link", "main"] and list(earlier.cells) == [MAIN]
+    assert now.rows == before.rows and now.summary == before.summary and not now.skipped
+    assert now.facts["seconds: main"] == 300.0
+
+
+def test_nothing_is_kept_where_all_is_measured_anew_or_there_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.json"
+    assert Earlier.read(Report(path, dict(HERE)), ["main"]) == Earlier()
+    first_call(path)
+    now = Report(path, HERE | {"commit": "other"})
+    assert Earlier.read(now, ["link", "main", "traces", "depth"]) == Earlier() and not now.facts
+
+
+@pytest.mark.parametrize("name", ["gpu", "commit", "source_sha256", "torch"])
+def test_results_of_something_else_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    first_call(tmp_path / "rounds.json")
+    with pytest.raises(SpecterError, match=f"holds link, main of {name}=.*, and this is {name}=other") as caught:
+        Earlier.read(Report(tmp_path / "rounds.json", HERE | {name: "other"}), ["depth"])
+    assert "out=" in caught.value.remedy
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "nothing"])
+def test_another_file_is_not_overwritten(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rounds.json").write_text(text)
+    with pytest.raises(SpecterError, match="is not a report of this bench"):
+        Earlier.read(Report(tmp_path / "rounds.json", dict(HERE)), ["depth"])
+
+
+def test_texts_are_held_against_plain_decoding_whichever_call_measured_them() -> None:
+    plain = record(Cell("resident", "high", "greedy", 0), [[1, 2], [3, 4], [5, 6]])
+    same, fewer = record(MAIN, [[1, 2], [3, 4], [5, 6]]), record(Cell("specter", "low", "greedy", 16), [[1, 2]])
+    wrong, unknown = (
+        record(Cell("lru", "low", "greedy", 0), [[1, 2], [3, 5]]),
+        record(Cell("lru", "low", "seeded", 0), [[0]]),
+    )
+    assert different_texts([same, plain, wrong, fewer, unknown]) == ["lru, low, greedy"]
+    assert different_texts([same, wrong]) == []
