@@ -12,6 +12,7 @@ import torch
 from specter.gpu.target import Target
 from specter.kernels import grouped_mlp, mail, tiles
 from specter.kernels.grouped_mlp import Routing
+from specter.kernels.layer_norm import layer_norm
 
 
 class DeviceForesight:
@@ -35,9 +36,11 @@ class DeviceForesight:
         target, spec = self._target, self._target.weights.spec
         following, rows = target.weights.layers[layer + 1], slice(num_rows)
         # The sums of squares are the state's own, whatever gain follows.
-        stream = dataclasses.replace(target.attended(num_rows), scaled=self._scaled[rows])
-        torch.mul(stream.x, following.mlp_norm.gain, out=stream.scaled)
-        target.normalise(stream, following.mlp_norm)
+        stream, norm = dataclasses.replace(target.attended(num_rows), scaled=self._scaled[rows]), following.mlp_norm
+        if norm.bias is None:
+            torch.mul(stream.x, norm.gain, out=stream.scaled)
+        else:
+            layer_norm(stream, norm.gain, norm.bias, None, spec.norm_eps, target.pdl)
         router, logits = following.wide[: spec.num_experts], self._logits[rows]
         tiles.norm_linear(stream, router, logits, spec.norm_eps, target.tuning.qkv, target.pdl)
         routing = dataclasses.replace(
