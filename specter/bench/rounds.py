@@ -5,10 +5,11 @@ an inflated stand-in (see `specter.standin`): its bytes and flops are the real m
 
 Everything takes about eight minutes on an H200. Several calls with the same `out`, of the same code on the same kind of
 device, make one record: each keeps the finished sections of those before it. Two of less than seven minutes each, the
-second with the whole product of losslessness:
+second with the whole product of losslessness, and one of about a minute besides loading:
 
     python -m specter.bench rounds out=rounds.json sections=link,main,traces
     python -m specter.bench rounds out=rounds.json sections=ablations,depth,lossless num_lossless=20
+    python -m specter.bench rounds out=rounds.json sections=rivals
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from tests.kernels.test_gpu_decoder import (
     check_models,
     tokens_of,
 )
+from tests.kernels.test_rivals import check_foresight
 
 SPECS = {
     "qwen": dataclasses.replace(TINY_QWEN, num_layers=2, hidden=64, expert_inter=32, num_heads=2, num_kv_heads=2),
@@ -49,6 +50,10 @@ def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:
     plain = engine(models, 0, 12).generate(prompt, num_tokens)
     speculative = engine(models, 2, 8).generate(prompt, num_tokens)
     assert speculative.tokens == plain.tokens
+
+
+def test_what_the_next_router_foresees_is_the_cpu_decoders_word(models: Models) -> None:
+    check_foresight(models)
 
 
 def test_the_unfused_draft_computes_the_same(models: Models) -> None:

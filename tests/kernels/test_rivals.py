@@ -205,43 +205,50 @@ def test_an_own_draft_needs_memory_of_its_own(full: FullSize) -> None:
         assert torch.equal(copied, tensor) and copied.data_ptr() != tensor.data_ptr()
 
 
+def tensors(part: object) -> Iterator[torch.Tensor]:
+    """Every tensor of nested dataclasses and lists."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, list):
+        for one in part:
+            yield from tensors(one)
+    elif dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            yield from tensors(getattr(part, field.name))
+
+
 def test_what_the_next_router_foresees_is_the_cpu_decoders_word_and_disturbs_nothing(models: Models) -> None:
-    tokens, target = tokens_of(3).tolist(), models.target
+    check_foresight(models)
+
+
+def check_foresight(models: Models) -> None:
+    """One pass layer by layer beside the CPU decoder's, foreseeing behind every MoE layer but the last."""
+    tokens, target, decoder = tokens_of(3).tolist(), models.target, models.cpu.decoder
     assert target.slot_table is not None
-    table = target.slot_table.cpu().numpy()
-    decoder = models.cpu.decoder
+    table, spec = target.slot_table.cpu().numpy(), target.weights.spec
     decoder.reset()
-    arena = decoder.arena
-    outputs = []
-    for foresees in (True, False):
-        one, reference = DevicePasses(target).begin(tokens, 0, 3), decoder.target_pass(tokens, 0, 3)
-        for layer in range(SPEC.num_layers):
-            routing, expected = one.mix(layer), reference.mix(layer)
-            moe = layer - SPEC.num_dense_layers
-            if routing is None or expected is None:
-                continue
-            if foresees and layer + 1 < SPEC.num_layers:
-                foreseen = cast(ForeseeingPass, one).foresee(layer)
-                if IS_CUDA:
-                    torch.cuda.synchronize()
-                assert np.array_equal(foreseen, reference.foresee(layer))
-                assert not np.array_equal(foreseen, routing)
-            if IS_CUDA:
-                torch.cuda.synchronize()
-            assert np.array_equal(routing, expected)
-            experts = np.unique(routing).tolist()
-            for expert in experts:
-                arena.write(expert, models.cpu.store.payload(ExpertId(moe, expert)))
-            reference.run_experts(layer, experts, experts)
-            reference.combine(layer)
-            one.run_experts(layer, experts, table[moe, experts].tolist())
-            one.combine(layer)
-        chosen = one.outputs()
+    one, reference = DevicePasses(target).begin(tokens, 0, 3), decoder.target_pass(tokens, 0, 3)
+    for layer in range(spec.num_layers - 1):
+        routing, expected = one.mix(layer), reference.mix(layer)
+        moe = layer - spec.num_dense_layers
+        if routing is None or expected is None:
+            continue
+        state = list(tensors([target.x, target.scaled, target.scales, target.router, target.shared, target.routing]))
+        before = [tensor.clone() for tensor in state]
+        foreseen = cast(ForeseeingPass, one).foresee(layer)
         if IS_CUDA:
             torch.cuda.synchronize()
-        outputs.append((chosen.tolist(), target.logits[:3].clone(), target.x[:3].clone()))
-    assert outputs[0][0] == outputs[1][0]
-    assert torch.equal(outputs[0][1], outputs[1][1]) and torch.equal(outputs[0][2], outputs[1][2])
+        assert all(torch.equal(*pair) for pair in zip(state, before, strict=True))
+        assert np.array_equal(routing, expected)
+        assert np.array_equal(foreseen, reference.foresee(layer))
+        assert not np.array_equal(foreseen, routing)
+        experts = np.unique(routing).tolist()
+        for expert in experts:
+            decoder.arena.write(expert, models.cpu.store.payload(ExpertId(moe, expert)))
+        reference.run_experts(layer, experts, experts)
+        reference.combine(layer)
+        one.run_experts(layer, experts, table[moe, experts].tolist())
+        one.combine(layer)
 
 
 class _Dimensions:
