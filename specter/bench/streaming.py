@@ -101,7 +101,7 @@ class StreamingBench:
             "honoured": use.peak_reserved_bytes <= use.cap_bytes,
             "what": "weights, INT4 experts, streaming prefill of 2000 tokens",
         }
-        num_slots = self.spec.num_moe_layers * self.spec.num_experts
+        num_slots = use.cap_bytes // self.model.codec.payload_bytes + 1
         try:
             open_arena(num_slots, self.model.codec, self.budget)
         except SpecterError as refusal:

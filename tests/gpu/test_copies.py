@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,8 +91,10 @@ class TestOnDevice:
     pytestmark = on_device
 
     @pytest.fixture
-    def store(self) -> PinnedStore:
-        return filled_store(BIG, None)
+    def store(self) -> Iterator[PinnedStore]:
+        store = filled_store(BIG, None)
+        yield store
+        store.close()  # or the next mapping at its address could not be page-locked
 
     def test_every_payload_arrives(self, store: PinnedStore) -> None:
         arena = DeviceArena(NUM_SLOTS, BIG, "cuda")
@@ -102,11 +105,11 @@ class TestOnDevice:
                 mover(ExpertId(layer, expert), expert % NUM_SLOTS)
                 arrived = arena.flat[expert % NUM_SLOTS, : BIG.payload_bytes].cpu()
                 assert torch.equal(arrived, store.payload(ExpertId(layer, expert)))
-        store.close()
 
     def test_it_is_in_order_on_the_current_stream(self, store: PinnedStore) -> None:
         arena = DeviceArena(2, BIG, "cuda")
         mover, link = make_mover(arena, store), torch.cuda.Stream()
+        assert arena.flat[0, : BIG.payload_bytes].amin() == 255  # now: a kernel's first use waits for all that runs
         torch.cuda.synchronize()
         slept, copied = torch.cuda.Event(), torch.cuda.Event()
         with torch.cuda.stream(link):
@@ -120,7 +123,6 @@ class TestOnDevice:
         assert torch.equal(arena.flat[0, : BIG.payload_bytes].cpu(), store.payload(ExpertId(1, 1)))
         mover(ExpertId(1, 2), 0)  # on the default stream
         assert torch.equal(arena.flat[0, : BIG.payload_bytes].cpu(), store.payload(ExpertId(1, 2)))
-        store.close()
 
     def test_it_returns_before_the_bytes_have_moved(self, store: PinnedStore) -> None:
         arena = DeviceArena(2, BIG, "cuda")
@@ -132,4 +134,3 @@ class TestOnDevice:
         done.record()
         assert not done.query()
         torch.cuda.synchronize()
-        store.close()
