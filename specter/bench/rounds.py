@@ -4,8 +4,8 @@ Every system runs on one engine, one store and one set of kernels; what differs 
 an inflated stand-in (see `specter.standin`): its bytes and flops are the real model's, text and routing the stand-in's.
 
 All sections but the rivals take about seven and a half minutes on an H200. Several calls with the same `out`, of the
-same code on the same kind of device, make one record: each keeps the finished sections of those before it. Two of less than seven minutes each, the
-second with the whole product of losslessness, and one of about a minute besides loading:
+same code on the same kind of device, make one record: each keeps the finished sections of those before it. Two of less
+than seven minutes each, the second with the whole product of losslessness, and one of a minute for the rivals:
 
     python -m specter.bench rounds out=rounds.json sections=link,main,traces
     python -m specter.bench rounds out=rounds.json sections=ablations,depth,lossless num_lossless=20
