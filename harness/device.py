@@ -1,4 +1,4 @@
-"""Figures and the table of what was measured on a device: `data/reference/<machine>/rounds.json` and its traces.
+"""Figures of what was measured on a device: `data/reference/<machine>/rounds.json` and its traces.
 
 python -m harness.device rounds data/reference/h200 --out figures/device/h200_rounds.png
 """
@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 
 from harness.drawing import COLOURS, WIDE, footer, panels, save
 from harness.frames import LOOPING, SYSTEMS, titled
-from harness.jobs import run_job, write_whole
-from harness.tables import FORMATS, Table
+from harness.jobs import run_job
 from specter.errors import SpecterError
 
 OURS = "specter_deadline"
@@ -75,7 +74,7 @@ def read_cells(directory: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     return content["provenance"], pd.DataFrame(rows)
 
 
-def _provenance(where: dict[str, Any], cells: pd.DataFrame) -> str:
+def provenance(where: dict[str, Any], cells: pd.DataFrame) -> str:
     prompts = "–".join(str(count) for count in sorted({cells["num_prompts"].min(), cells["num_prompts"].max()}))
     return (
         f"device clock: {where['gpu']}, driver {where.get('driver_version', 'unknown')}, torch {where['torch']}, one "
@@ -131,11 +130,11 @@ def rounds(directory: Path) -> Figure:
         "for any text, was measured once and stands in every panel."
     )
     shown = cells[(cells["variant"] == "") & cells["k"].isin((0, 16))]
-    footer(figure, f"{_provenance(where, shown)}\n{floors}")
+    footer(figure, f"{provenance(where, shown)}\n{floors}")
     return figure
 
 
-def _ablation(cells: pd.DataFrame) -> pd.DataFrame:
+def over_floors(cells: pd.DataFrame) -> pd.DataFrame:
     """TPOT over floor_trace of the same texts, greedy, K = 16: one row per choice, one column per tier.
 
     Means are divided, not ratios averaged: a text that repeats itself has next to no floor. Of a record that keeps
@@ -152,14 +151,15 @@ def _ablation(cells: pd.DataFrame) -> pd.DataFrame:
                 at[key] = [sum(values[:shared]) / shared for values in at[f"{key}_values"]]
             at["num_prompts"] = shared
         for choice, row in at.iterrows():
-            named = f"{CHOICES[choice]} ({row['num_prompts']} texts)"  # type: ignore[index]
+            texts = f"{row['num_prompts']} text{'s' * (row['num_prompts'] > 1)}"
+            named = f"{CHOICES[choice]} ({texts})"  # type: ignore[index]
             found.setdefault(named, {})[tier] = row["tpot_ms"] / row["floor_trace_ms"]
     return pd.DataFrame(found).T
 
 
 def ablation(directory: Path) -> Figure:
     where, cells = read_cells(directory)
-    ratios = _ablation(cells)
+    ratios = over_floors(cells)
     figure, axes = panels(1, 1, WIDE, 2.2)
     panel = axes[0][0]
     colours = {"high": "#0072B2", "low": "#56B4E9"}
@@ -178,7 +178,7 @@ def ablation(directory: Path) -> Figure:
     panel.legend(loc="lower right")
     footer(
         figure,
-        f"{_provenance(where, cells)}\nGreedy, K = 16. From the third bar on one thing is switched at a time "
+        f"{provenance(where, cells)}\nGreedy, K = 16. From the third bar on one thing is switched at a time "
         "(no prefetch: two); bars of unequally many texts compare to a few per cent only.",
     )
     return figure
@@ -205,7 +205,7 @@ def trace(directory: Path) -> Figure:
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3)
     footer(
         figure,
-        f"{_provenance(where, cells)}\nHigh budget, greedy, K = 16: one round each, from the events of its streams.",
+        f"{provenance(where, cells)}\nHigh budget, greedy, K = 16: one round each, from the events of its streams.",
     )
     return figure
 
@@ -229,34 +229,16 @@ def _second_round(path: Path) -> list[tuple[float, float, str, str]]:
     return [((ts - begin) / 1e3, dur / 1e3, lane, name.split()[0]) for ts, dur, lane, name in inside]
 
 
-def ablation_table(directory: Path) -> Table:
-    """How far each choice is from the floor, greedy and K = 16."""
-    where, cells = read_cells(directory)
-    ratios = _ablation(cells).rename(columns={"high": "high budget (× floor)", "low": "low budget (× floor)"})
-    frame = ratios.reset_index(names="one thing switched")
-    notes = [
-        "Mean TPOT over mean floor_trace of the same texts: the fewest loads possible, at the link's measured rate.",
-        *_provenance(where, cells).splitlines(),
-    ]
-    stated = {"clock": "device", "hardware": where["gpu"], "checkpoint": where["model"]}
-    return Table("The cost of each choice on a device", frame, 1, notes, stated)
-
-
 FIGURES: dict[str, Callable[[Path], Figure]] = {draw.__name__: draw for draw in (rounds, ablation, trace)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=[*FIGURES, "table"])
+    parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--out", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
-    if arguments.what == "table":
-        table = ablation_table(arguments.directory)
-        for path in arguments.out:
-            write_whole(path, FORMATS[path.suffix](table))
-    else:
-        save(FIGURES[arguments.what](arguments.directory), arguments.out)
+    save(FIGURES[arguments.figure](arguments.directory), arguments.out)
     print(f"wrote {', '.join(map(str, arguments.out))}")
 
 

@@ -1,5 +1,6 @@
 # What the rules share: which files a stage's code is, and what a scale delivers.
 DEVICE_FIGURES = ("rounds", "ablation", "trace")
+DEVICE_TABLES = ("choices", "rivals", "families")
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
 
 
@@ -85,7 +86,7 @@ def measured():
     machines = [path.parent.name for path in sorted(Path("data/reference").glob("*/rounds.json"))]
     return [
         *[f"figures/device/{m}_{name}.{kind}" for m in machines for name in DEVICE_FIGURES for kind in ("pdf", "png")],
-        *[f"paper_tables/device/{m}_choices.{kind}" for m in machines for kind in ("tex", "md", "csv")],
+        *[f"paper_tables/device/{m}_{name}.{k}" for m in machines for name in DEVICE_TABLES for k in ("tex", "md", "csv")],
     ]
 
 

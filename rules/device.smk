@@ -28,22 +28,25 @@ rule device_figure:
 
 rule device_table:
     input:
-        code("harness/device.py", "harness/tables.py", "harness/frames.py"),
+        code("harness/device*.py", "harness/tables.py", "harness/frames.py"),
         "data/reference/{machine}/rounds.json",
+        lambda wildcards: sorted(map(str, Path(f"data/reference/{wildcards.machine}").glob("families_*.json"))),
     output:
-        tex="paper_tables/device/{machine}_choices.tex",
+        tex="paper_tables/device/{machine}_{table}.tex",
         md=report(
-            "paper_tables/device/{machine}_choices.md",
+            "paper_tables/device/{machine}_{table}.md",
             caption="../captions/table.rst",
             category="Tables",
-            labels={"table": "{machine} choices", "scale": "device"},
+            labels={"table": "{machine} {table}", "scale": "device"},
         ),
-        csv="paper_tables/device/{machine}_choices.csv",
+        csv="paper_tables/device/{machine}_{table}.csv",
     log:
-        "results/device/logs/table-{machine}-choices.log",
+        "results/device/logs/table-{machine}-{table}.log",
+    wildcard_constraints:
+        table="|".join(DEVICE_TABLES),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.device table data/reference/{wildcards.machine} "
+        "python -m harness.device_tables {wildcards.table} data/reference/{wildcards.machine} "
         "--out {output.tex} {output.md} {output.csv} > {log}"

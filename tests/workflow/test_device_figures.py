@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.device import CHOICES, FIGURES, ORDER, OURS, ablation_table, read_cells
+from harness.device import CHOICES, FIGURES, ORDER, OURS, read_cells
+from harness.device_tables import choices, families, rivals
 from harness.drawing import save
 from specter.errors import SpecterError
 from specter.timeline.trace import TraceOp, write_chrome_trace
@@ -57,7 +58,7 @@ def test_every_figure_is_drawn(directory: Path, name: str) -> None:
 
 
 def test_a_choice_is_held_against_the_floor_of_its_own_texts(directory: Path) -> None:
-    table = ablation_table(directory).frame.set_index("one thing switched")
+    table = choices(directory).frame.set_index("one thing switched")
     assert table.loc["no CUDA graphs (5 texts)", "high budget (× floor)"] == pytest.approx(1.2)
     assert table.loc["planner and eviction as published (5 texts)", "low budget (× floor)"] == pytest.approx(1.2)
     assert len(table) == len(CHOICES)
@@ -72,7 +73,7 @@ def test_choices_are_compared_on_the_texts_that_they_share(directory: Path) -> N
             if key in one:
                 one[key] |= {"values": values[: one["num_prompts"]]}
     path.write_text(json.dumps(content))
-    frame = ablation_table(directory).frame.set_index("one thing switched")
+    frame = choices(directory).frame.set_index("one thing switched")
     assert frame.loc["Specter, deadline + retain (2 texts)", "high budget (× floor)"] == pytest.approx(1.2)
     assert frame.index.str.endswith("(2 texts)").all()
 
@@ -81,3 +82,40 @@ def test_a_damaged_record_is_named(directory: Path) -> None:
     (directory / "rounds.json").write_text("{}")
     with pytest.raises(SpecterError, match="rounds.json is not a record"):
         read_cells(directory)
+
+
+def test_rivals_are_held_against_ours_on_the_same_texts(directory: Path) -> None:
+    with pytest.raises(SpecterError, match="has no rivals"):
+        rivals(directory)
+    shared = {"k": 0, "over_floor_trace": {"mean": 2.0}, "hit_rate": {"mean": 0.5}}
+    cells = [
+        shared | {"system": system, "tier": tier, "num_prompts": len(values),
+                  "tpot_ms": {"mean": sum(values) / len(values), "values": values}}
+        for tier in ("high", "low")
+        for system, values in ((OURS, [10.0, 30.0]), ("mixtral_offloading", [50.0]), ("lru_next_gate", [20.0, 60.0]))
+    ]  # fmt: skip
+    path = directory / "rounds.json"
+    content = json.loads(path.read_text())
+    content["facts"]["rivals"] = {"notes": {"memory": "equal slots"}, "num_tokens": 64, "cells": cells}
+    path.write_text(json.dumps(content))
+    table = rivals(directory)
+    assert dict(zip(table.frame["system"][:3], table.frame["× ours"][:3], strict=True)) == {
+        "Specter, deadline + retain": 1.0, "Mixtral-Offloading": 5.0, "LRU, next gate": 2.0,
+    }  # fmt: skip
+    assert "memory: equal slots." in table.notes
+
+
+def test_families_are_shown_in_the_order_of_models(directory: Path) -> None:
+    with pytest.raises(SpecterError, match=r"no families_\*.json"):
+        families(directory)
+    summary = dict.fromkeys(("tpot_ms.lru", "tok_per_s.lru", "tpot_ms.specter_deadline", "tok_per_s.specter_deadline",
+                             "over_floor_trace.specter_deadline", "acceptance.specter_deadline", "store_load_gb_per_s",
+                             "peak_device_gb"), 0.5)  # fmt: skip
+    where = {"gpu": "Test GPU", "model": "tiny", "commit": "abc"}
+    for name in ("phi3_5_moe", "qwen1_5_moe"):
+        content = {"provenance": where, "summary": summary, "facts": {"slots": "8"},
+                   "table": [{"name": "draft step, graph", "median": 1.5}]}  # fmt: skip
+        (directory / f"families_{name}.json").write_text(json.dumps(content))
+    frame = families(directory).frame
+    assert frame["model"].tolist() == ["Qwen1.5-MoE", "Phi-3.5-MoE"]
+    assert frame["draft step (ms)"].tolist() == [1.5, 1.5] and frame["acceptance (%)"].tolist() == [50.0, 50.0]
