@@ -28,6 +28,8 @@ CHOICES = {
     ("specter", ""): "planner and eviction as published",
     ("specter_deadline_lru", "eviction as published"): "eviction as published (LRU)",
     ("specter_retain", "planner as published"): "planner as published (cold start, barrier)",
+    ("specter_cold_start", "cold start as published"): "cold start as published",
+    ("specter_barrier", "barrier as published"): "barrier before verification as published",
     ("specter_no_prefetch", "no prefetch, eviction as published"): "no prefetch, eviction as published",
     (OURS, "no fused kernel"): "no fused INT4 kernel",
     (OURS, "no graphs"): "no CUDA graphs",

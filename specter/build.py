@@ -36,6 +36,8 @@ EVICTIONS: dict[str, Callable[[Sequence[int], int, int], Eviction]] = {
 PLANNERS: dict[str, Callable[[Sequence[int], int], Planner | None]] = {
     "three_phase": ThreePhasePlanner,
     "deadline": lambda residents_per_layer, payload_bytes: DeadlinePlanner(),
+    "deadline_cold": lambda residents_per_layer, payload_bytes: DeadlinePlanner(starts_cold=True),
+    "deadline_joined": lambda residents_per_layer, payload_bytes: DeadlinePlanner(joins_before_verify=True),
     "two_plans": TwoPlansPlanner,
     "none": lambda residents_per_layer, payload_bytes: None,
 }

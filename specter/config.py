@@ -36,7 +36,9 @@ class ModelConfig:
 class SystemConfig:
     name: str
     speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
-    planner: str  # what to load while drafting: "three_phase", "deadline", "two_plans" or "none"
+    # What to load while drafting: "three_phase", "deadline" (with one published choice: "deadline_cold" or
+    # "deadline_joined"), "two_plans" or "none".
+    planner: str
     eviction: str  # "lru", "retain", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
     foresight: str = "none"  # what to load for the layer after this one: "next_gate", "next_gate_2" or "none"
     transfer: str = "copy_stream"  # or "swap": two ways, on the compute stream
@@ -108,7 +110,7 @@ class RunConfig:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "model.checkpoint_kind": ("standin", "hub"),
-    "system.planner": ("three_phase", "deadline", "two_plans", "none"),
+    "system.planner": ("three_phase", "deadline", "deadline_cold", "deadline_joined", "two_plans", "none"),
     "system.eviction": ("lru", "retain", "drop", "resident"),
     "system.foresight": ("next_gate", "next_gate_2", "none"),
     "system.transfer": ("copy_stream", "swap"),

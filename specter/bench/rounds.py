@@ -69,6 +69,8 @@ RIVALS = ("specter", "lru", "on_demand", "resident")
 ABLATIONS = (
     ("specter_deadline_lru", "eviction as published"),
     ("specter_retain", "planner as published"),
+    ("specter_cold_start", "cold start as published"),
+    ("specter_barrier", "barrier as published"),
     ("specter_no_prefetch", "no prefetch, eviction as published"),
     (OURS, NO_FUSED_KERNEL),
     (OURS, NO_GRAPHS),

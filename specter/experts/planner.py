@@ -47,6 +47,14 @@ class Planner(Protocol):
         """A measured batch of prefetches."""
 
 
+COLD_FRACTION = 0.2  # of K, before whose draft token the published planner loads nothing
+
+
+def cold_start(draft_len: int) -> int:
+    """The published planner's first boundary."""
+    return max(1, math.floor(COLD_FRACTION * draft_len))
+
+
 class DeadlinePlanner:
     """Every expert that the draft has counted, by its layer's deadline, then by count.
 
@@ -54,15 +62,21 @@ class DeadlinePlanner:
     always works for what comes due first. What the draft is sure of (high count) goes before what it saw once, which
     the target may not need. There is no join: loads that are still planned when verification begins are issued
     while earlier layers verify.
+
+    Args:
+        starts_cold, joins_before_verify: as the published planner does; one of its choices alone, to see what it costs.
     """
 
-    joins_before_verify = False
+    def __init__(self, starts_cold: bool = False, joins_before_verify: bool = False) -> None:
+        self.joins_before_verify = joins_before_verify
+        self._starts_cold = starts_cold
+        self._first = 1
 
     def begin_round(self, draft_len: int) -> None:
-        pass
+        self._first = cold_start(draft_len) if self._starts_cold else 1
 
     def is_boundary(self, num_drafted: int) -> bool:
-        return True
+        return num_drafted >= self._first
 
     def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
         counted = counts > 0
@@ -93,7 +107,6 @@ class ThreePhasePlanner:
     """
 
     joins_before_verify = True
-    COLD_FRACTION = 0.2
     KEEP = 0.75
 
     def __init__(self, residents_per_layer: Sequence[int], payload_bytes: int) -> None:
@@ -106,7 +119,7 @@ class ThreePhasePlanner:
 
     def begin_round(self, draft_len: int) -> None:
         self._draft_len = draft_len
-        self._boundary = max(1, math.floor(self.COLD_FRACTION * draft_len))
+        self._boundary = cold_start(draft_len)
 
     def is_boundary(self, num_drafted: int) -> bool:
         return num_drafted == self._boundary

@@ -19,7 +19,7 @@ from specter.timeline.virtual import VirtualEvent, VirtualTimeline
 from tests.runtime.fakes import MACHINE, TINY, FakeModel, make_engine
 from tests.runtime.test_engine import PROMPT, expected, sometimes
 
-PLANNERS = ("deadline", "three_phase", "none")
+PLANNERS = ("deadline", "deadline_cold", "deadline_joined", "three_phase", "none")
 EVICTIONS = ("lru", "retain", "drop")
 
 

@@ -168,6 +168,23 @@ class TestDeadlinePlanner:
         assert keys == sorted(keys)
         assert np.array_equal(plan.protect, counts > 0)
 
+    def test_one_published_choice_at_a_time(self):
+        ours, cold, joined = (
+            DeadlinePlanner(),
+            DeadlinePlanner(starts_cold=True),
+            DeadlinePlanner(joins_before_verify=True),
+        )
+        published = ThreePhasePlanner([4] * 4, 1)
+        for planner in (ours, cold, joined, published):
+            planner.begin_round(16)
+        first = {planner: min(n for n in range(1, 17) if planner.is_boundary(n)) for planner in (ours, cold, published)}
+        assert first == {ours: 1, cold: 3, published: 3} and all(cold.is_boundary(n) for n in range(3, 17))
+        assert [p.joins_before_verify for p in (ours, cold, joined, published)] == [False, False, True, True]
+        counts = np.array([[2, 0, 1], [0, 3, 0]], np.int32)
+        present = np.zeros((2, 3), np.bool_)
+        plans = [planner.plan(5, counts, present).loads for planner in (ours, cold, joined)]
+        assert plans[0] == plans[1] == plans[2]
+
     def test_plans_after_every_step_and_joins_nothing(self):
         planner = DeadlinePlanner()
         planner.begin_round(16)
