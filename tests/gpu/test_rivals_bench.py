@@ -30,7 +30,7 @@ def test_ratios_are_of_the_same_texts_and_bits_are_compared(
             tokens[-1] = [1, 9]
         return CellResult(cell, [{"tpot_ms": tpot} for tpot in tpots_ms], tokens, 1.0, cell.name)
 
-    own = SimpleNamespace(num_bytes={"draft_shared": 7, "draft_kv": 1})
+    own = SimpleNamespace(bytes_by_part={"draft_shared": 7, "draft_kv": 1})
     beds = SimpleNamespace(get=lambda cell, prompt_len: SimpleNamespace(own_memory=own))
     monkeypatch.setattr(rivals, "_run", run)
     report = Report(tmp_path / "rounds.json", {})
