@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from harness.drawing import COLOURS, WIDE, footer, panels, save
 from harness.frames import LOOPING, SYSTEMS, titled
 from harness.jobs import run_job
+from harness.scales import read_record
 from specter.errors import SpecterError
 
 OURS = "specter_deadline"
@@ -35,6 +36,13 @@ CHOICES = {
     (OURS, "no graphs"): "no CUDA graphs",
     (OURS, "no overlap"): "no overlap of copies and compute",
 }
+SWITCHED = (
+    "Greedy, K = 16, only the texts that every choice was measured on. Names but the first say what is switched: "
+    "planner as published is cold start and barrier together, each alone only where it is named alone; planner and "
+    "eviction as published is the whole published system; no prefetch comes with eviction as published, two things; "
+    "all others are one thing."
+)
+BY_TEXT = ("tpot_ms", "floor_trace_ms", "distinct_4grams")
 LANES = {"compute": 1.0, "link": 0.0}
 PARTS = {
     "draft_step": ("draft step", "#56B4E9"),
@@ -53,16 +61,9 @@ def read_cells(directory: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     Raises:
         SpecterError: there is no complete rounds.json.
     """
-    path = directory / "rounds.json"
-    try:
-        content = json.loads(path.read_text())
-        cells = content["facts"]["cells"]
-    except (OSError, ValueError, KeyError) as error:
-        raise SpecterError(
-            f"{path} is not a record of rounds: {error}", "make it on a GPU: python -m specter.bench rounds"
-        ) from None
+    content = read_record(directory / "rounds.json")
     rows = []
-    for cell in cells:
+    for cell in content["facts"]["cells"]:
         means = {key: value["mean"] for key, value in cell.items() if isinstance(value, dict)}
         plain = {key: value for key, value in cell.items() if not isinstance(value, dict)}
         distinct = cell.get("distinct_4grams", {})  # of a resident pass, whose routing stays on the device, unknown
@@ -71,16 +72,17 @@ def read_cells(directory: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             | means
             | {"least": cell["tpot_ms"]["min"], "greatest": cell["tpot_ms"]["max"]}
             | {"least_distinct": distinct.get("min"), "most_distinct": distinct.get("max")}
-            | {f"{key}_values": cell.get(key, {}).get("values") for key in ("tpot_ms", "floor_trace_ms")}
+            | {f"{key}_values": cell.get(key, {}).get("values") for key in BY_TEXT}
         )
     return content["provenance"], pd.DataFrame(rows)
 
 
 def provenance(where: dict[str, Any], cells: pd.DataFrame) -> str:
-    prompts = "–".join(str(count) for count in sorted({cells["num_prompts"].min(), cells["num_prompts"].max()}))
+    least, most = int(cells["num_prompts"].min()), int(cells["num_prompts"].max())
+    texts = f"{least} text{'s' * (least > 1)}" if least == most else f"{least}–{most} texts"
     return (
         f"device clock: {where['gpu']}, driver {where.get('driver_version', 'unknown')}, torch {where['torch']}, one "
-        f"run; {where['model']}; 16-token prompts, 128 new tokens, {prompts} prompts, whiskers least to greatest.\n"
+        f"run; {where['model']}; 16-token prompts, 128 new tokens, {texts}.\n"
         f"Equal slots (same_experts): the draft's INT4 experts come on top of them, and LRU gets no slots for them. "
         f"{_variety(cells)}"
     )
@@ -128,39 +130,44 @@ def rounds(directory: Path) -> Figure:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     floors = (
-        "K = 16. Black line: floor_trace of the same texts at the link's measured rate. On demand, which loads as much "
-        "for any text, was measured once and stands in every panel."
+        "K = 16. Whiskers: least to greatest text. Black line: floor_trace of the same texts at the link's measured "
+        "rate. On demand, which loads as much for any text, was measured once and stands in every panel."
     )
     shown = cells[(cells["variant"] == "") & cells["k"].isin((0, 16))]
     footer(figure, f"{provenance(where, shown)}\n{floors}")
     return figure
 
 
-def over_floors(cells: pd.DataFrame) -> pd.DataFrame:
-    """TPOT over floor_trace of the same texts, greedy, K = 16: one row per choice, one column per tier.
+def choice_cells(cells: pd.DataFrame) -> pd.DataFrame:
+    """The greedy cells of `CHOICES` at K = 16, cut to the texts that all of them share: the first ones."""
+    at = cells[(cells["sampling"] == "greedy") & (cells["k"] == 16)]
+    at = at.assign(choice=[CHOICES.get(pair, "") for pair in zip(at["system"], at["variant"], strict=True)])
+    at = at[at["choice"] != ""]
+    shared = int(at["num_prompts"].min())
+    tpot_ms, floor_ms, distinct = ([values[:shared] for values in at[f"{key}_values"]] for key in BY_TEXT)
+    return at.assign(
+        num_prompts=shared,
+        tpot_ms=[sum(values) / shared for values in tpot_ms],
+        floor_trace_ms=[sum(values) / shared for values in floor_ms],
+        least_distinct=[min(values) for values in distinct],
+        most_distinct=[max(values) for values in distinct],
+    )
 
-    Means are divided, not ratios averaged: a text that repeats itself has next to no floor. Of a record that keeps
-    every text's numbers, only the texts that all choices share are taken.
+
+def over_floors(cells: pd.DataFrame) -> pd.DataFrame:
+    """TPOT over floor_trace of `choice_cells`: one row per choice, one column per tier.
+
+    Means are divided, not ratios averaged: a text that repeats itself has next to no floor.
     """
-    greedy = cells[(cells["sampling"] == "greedy") & (cells["k"] == 16)]
-    found: dict[str, dict[str, float]] = {}
-    for tier in ("high", "low"):
-        at = greedy[greedy["tier"] == tier].set_index(["system", "variant"])
-        at = at.loc[[choice for choice in CHOICES if choice in at.index]]
-        if at["tpot_ms_values"].notna().all():  # a choice of fewer texts has the first ones of the others
-            shared = at["num_prompts"].min()
-            for key in ("tpot_ms", "floor_trace_ms"):
-                at[key] = [sum(values[:shared]) / shared for values in at[f"{key}_values"]]
-            at["num_prompts"] = shared
-        for choice, row in at.iterrows():
-            texts = f"{row['num_prompts']} text{'s' * (row['num_prompts'] > 1)}"
-            named = f"{CHOICES[choice]} ({texts})"  # type: ignore[index]
-            found.setdefault(named, {})[tier] = row["tpot_ms"] / row["floor_trace_ms"]
-    return pd.DataFrame(found).T
+    ratios = cells.assign(ratio=cells["tpot_ms"] / cells["floor_trace_ms"]).pivot(
+        index="choice", columns="tier", values="ratio"
+    )
+    return ratios.loc[[title for title in CHOICES.values() if title in ratios.index], ["high", "low"]]
 
 
 def ablation(directory: Path) -> Figure:
     where, cells = read_cells(directory)
+    cells = choice_cells(cells)
     ratios = over_floors(cells)
     figure, axes = panels(1, 1, WIDE, 2.2)
     panel = axes[0][0]
@@ -176,13 +183,9 @@ def ablation(directory: Path) -> Figure:
     panel.axvline(1, color="#222222", linewidth=0.8)
     panel.set_yticks(range(len(ratios)), ratios.index, fontsize=6.5)
     panel.invert_yaxis()
-    panel.set_xlabel("TPOT over floor_trace of the same texts")
+    panel.set_xlabel("mean TPOT over mean floor_trace of the same texts")
     panel.legend(loc="lower right")
-    footer(
-        figure,
-        f"{provenance(where, cells)}\nGreedy, K = 16. From the third bar on one thing is switched at a time "
-        "(no prefetch: two); bars of unequally many texts compare to a few per cent only.",
-    )
+    footer(figure, f"{provenance(where, cells)}\n{SWITCHED}")
     return figure
 
 

@@ -6,16 +6,16 @@ python -m harness.device_tables choices data/reference/h200 --out paper_tables/d
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from harness.device import OURS, over_floors, provenance, read_cells
+from harness.device import OURS, SWITCHED, choice_cells, over_floors, provenance, read_cells
 from harness.frames import MODELS, SYSTEMS, Table, in_order, titled
 from harness.jobs import run_job, write_whole
+from harness.scales import read_record
 from harness.tables import FORMATS
 from specter.errors import SpecterError
 
@@ -36,10 +36,12 @@ LATENCIES = {
 def choices(directory: Path) -> Table:
     """How far each choice is from the floor, greedy and K = 16."""
     where, cells = read_cells(directory)
+    cells = choice_cells(cells)
     ratios = over_floors(cells).rename(columns={"high": "high budget (× floor)", "low": "low budget (× floor)"})
-    frame = ratios.reset_index(names="one thing switched")
+    frame = ratios.reset_index(names="switched")
     notes = [
-        "Mean TPOT over mean floor_trace of the same texts: the fewest loads possible, at the link's measured rate.",
+        "× floor: mean TPOT over mean floor_trace of the same texts: the fewest loads possible, at the link's measured "
+        f"rate. {SWITCHED}",
         *provenance(where, cells).splitlines(),
     ]
     return Table("The cost of each choice on a device", frame, 1, notes, _stated(where))
@@ -49,15 +51,17 @@ def rivals(directory: Path) -> Table:
     """Every rival beside `specter_deadline`, on the same texts.
 
     Raises:
-        SpecterError: the record has no section `rivals`.
+        SpecterError: the record has no section `rivals`, or their tokens differ from plain decoding's.
     """
-    where, _ = read_cells(directory)
-    facts = _content(directory / "rounds.json")["facts"].get("rivals")
+    path = directory / "rounds.json"
+    content = read_record(path)
+    where, facts = content["provenance"], content["facts"].get("rivals")
     if facts is None:
         raise SpecterError(
-            f"{directory / 'rounds.json'} has no rivals",
+            f"{path} has no rivals",
             "measure them into it: python -m specter.bench rounds sections=rivals out=...",
         )
+    _demand_equal(path, content["summary"], "rivals_bit_equal")
     cells = {(cell["system"], cell["tier"]): cell for cell in facts["cells"] if cell["system"] != "resident"}
     rows = []
     for tier in ("high", "low"):
@@ -79,7 +83,7 @@ def rivals(directory: Path) -> Table:
             )
     notes = [
         f"Device clock; {where['gpu']}; {where['model']}; greedy, {facts['num_tokens']} tokens; tokens of all equal "
-        "plain decoding's. × ours: over our TPOT on the same texts.",
+        "plain decoding's. × ours: over our TPOT on the same texts. × floor_trace: mean of the texts' ratios.",
         *[f"{key}: {note}." for key, note in facts["notes"].items()],
     ]
     return Table("Rivals on a device, at equal slots", pd.DataFrame(rows), 3, notes, _stated(where))
@@ -89,15 +93,16 @@ def families(directory: Path) -> Table:
     """16 bits against INT4, model by model.
 
     Raises:
-        SpecterError: no model was measured.
+        SpecterError: no model was measured, or a model's tokens differ from plain decoding's.
     """
     found = {path.stem.removeprefix("families_"): path for path in directory.glob("families_*.json")}
     if not found:
         raise SpecterError(f"{directory} has no families_*.json", "measure: python -m specter.bench families model=...")
     rows, sources = [], []
     for model in in_order(list(found), MODELS):
-        content = _content(found[model])
+        content = read_record(found[model])
         summary, where = content["summary"], content["provenance"]
+        _demand_equal(found[model], summary, "bit_equal.texts")
         latencies = {
             column: next((row["median"] for row in content["table"] if row["name"].startswith(start)), float("nan"))
             for start, column in LATENCIES.items()
@@ -120,16 +125,20 @@ def families(directory: Path) -> Table:
         sources.append(f"{titled(MODELS, model)}: {where['model']}; {where['gpu']}; slots: {slots}; {where['commit']}.")
     notes = [
         "Device clock; medians of 5; published high budget and K, equal slots, greedy; tokens of both systems equal "
-        "those of resident plain decoding. Experts: those of one layer.",
+        "those of resident plain decoding. Experts: those of one layer. × floor_trace: mean of the texts' ratios.",
         *sources,
     ]
     stated = {"clock": "device", "checkpoint": "narrow stand-ins, inflated"}
     return Table("16 bits against INT4, by model", pd.DataFrame(rows), 1, notes, stated)
 
 
-def _content(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+def _demand_equal(path: Path, summary: dict[str, Any], key: str) -> None:
+    """Raises SpecterError if the record of `path` does not say that tokens were plain decoding's."""
+    if summary.get(key) is not True:
+        raise SpecterError(
+            f"{path}: {key} is not true, its tokens were not shown to equal plain decoding's",
+            f"find out why, and measure again: python -m specter.bench {path.stem.partition('_')[0]}",
+        )
 
 
 def _stated(where: dict[str, Any]) -> dict[str, str]:

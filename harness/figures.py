@@ -83,14 +83,16 @@ def models(frames: Frames) -> Figure:
             part = frame[(frame["sampling"] == sampling) & (frame["charged_as"] == model)]
             times = part.groupby(["budget", "system", "dataset"])["tpot_ms"].mean().groupby(["budget", "system"]).mean()
             budgets = tiers(part)[1]
-            bars = Bars(times.unstack().loc[budgets, order]).renamed([budget_title(part, one) for one in budgets])
+            means = times.unstack().reindex(columns=order).loc[budgets]  # no bar where a model does not run a system
+            bars = Bars(means).renamed([budget_title(part, one) for one in budgets])
             grouped_bars(panel, bars, COLOURS, SYSTEMS, label_all=True, rotation=90)
             k = part.loc[part["speculative"], "k"].max()
             panel.set_title(f"{titled(MODELS, model)}, K = {k}, {sampling_title(frame, sampling)}")
         row[0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4)
-    footer(figure, "\n".join([f"{provenance(frame)}. Macro average over data sets.", *caveats(frame)]))
+    average = "Macro average over each model's own data sets."
+    footer(figure, "\n".join([f"{provenance(frame)}. {average}", *caveats(frame)]))
     return figure
 
 
@@ -179,7 +181,8 @@ def k_sweep(frames: Frames) -> Figure:
             panel.plot(by_k.index, by_k["floor_ideal_ms"]["mean"], ":", color="black", lw=1, label="floor_ideal")
             for system in ("specter_deadline", "specmoeoff_tuned"):
                 other = part[part["system"] == system].groupby("k")["tpot_ms"].mean()
-                panel.plot(other.index, other, "o-", ms=3, color=COLOURS[system], label=SYSTEMS[system])
+                if len(other):  # not every model runs it
+                    panel.plot(other.index, other, "o-", ms=3, color=COLOURS[system], label=SYSTEMS[system])
             rival = part[part["system"] == "lru"]["tpot_ms"].mean()
             panel.axhline(rival, color=COLOURS["lru"], label="LRU, equal bytes")
             given = published.DEPTH[frame["charged_as"].iloc[0]]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from specter.errors import SpecterError
+
 Frames = dict[str, pd.DataFrame]  # by experiment, "probe" or "fidelity"
 SYSTEMS = {
     "specter": "Specter",
@@ -137,15 +139,33 @@ def checkpoint_line(frame: pd.DataFrame) -> str:
     return ", ".join(f"{titled(CHECKPOINTS, kind)} {titled(MODELS, model)}" for kind, model in pairs)
 
 
+def per_model(frame: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> str:
+    """What `say` says of each model's rows: once where that is the same of all, else with the models it is said of."""
+    saying: dict[str, list[str]] = {}
+    for model in in_order(frame["charged_as"].unique().tolist(), MODELS):
+        saying.setdefault(say(frame[frame["charged_as"] == model]), []).append(titled(MODELS, model))
+    if len(saying) == 1:
+        return next(iter(saying))
+    return ", ".join(f"{said} ({' and '.join(named)})" for said, named in saying.items())
+
+
+def _num_datasets(frame: pd.DataFrame) -> str:
+    number = frame["dataset"].nunique()
+    return f"{number} data set{'s' * (number > 1)}"
+
+
+def _num_texts(frame: pd.DataFrame) -> str:
+    num_inputs = int(frame.groupby("dataset")["input"].nunique().max())
+    return f"{_num_datasets(frame)} × {num_inputs} input{'s' * (num_inputs > 1)}"
+
+
 def provenance(frame: pd.DataFrame) -> str:
     """Clock, hardware, checkpoint, sampling, lengths and number of inputs behind a table of runs."""
 
     def listed(column: str, names: dict[str, str]) -> str:
         return " / ".join(titled(names, value) for value in in_order(frame[column].unique().tolist(), names))
 
-    num_inputs = int(frame.groupby("dataset")["input"].nunique().max())
     prompts = ", ".join("whole" if n == 0 else f"first {n} tokens" for n in sorted(frame["prompt_tokens"].unique()))
-    num_datasets = frame["dataset"].nunique()
     repeats = "1 repeat (the clock is deterministic)" if set(frame["clock"]) == {"virtual"} else "1 repeat"
     parts = [
         f"Clock: {', '.join(sorted(frame['clock'].unique()))}",
@@ -154,7 +174,7 @@ def provenance(frame: pd.DataFrame) -> str:
         " and ".join(sampling_title(frame, name) for name in sorted(frame["sampling"].unique())),
         f"prompts: {prompts}",
         f"{frame['max_new_tokens'].max()} new tokens",
-        f"{num_datasets} data set{'s' * (num_datasets > 1)} × {num_inputs} input{'s' * (num_inputs > 1)} × {repeats}",
+        f"{per_model(frame, _num_texts)} × {repeats}",
     ]
     return "; ".join(parts)
 
@@ -162,11 +182,10 @@ def provenance(frame: pd.DataFrame) -> str:
 def probe_line(frame: pd.DataFrame) -> str:
     """Provenance of the probes, which no clock and no machine enters."""
     generated = frame[frame["mode"] != "teacher-forced"].rename(columns={"mode": "sampling"})
-    num_datasets = generated["dataset"].nunique()
     samplings = " and ".join(sampling_title(generated, name) for name in sorted(generated["sampling"].unique()))
     return (
         f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; {samplings}: texts generated "
-        f"from {num_datasets} data set{'s' * (num_datasets > 1)}; teacher-forced: held-out text; no clock involved"
+        f"from {per_model(generated, _num_datasets)}; teacher-forced: held-out text; no clock involved"
     )
 
 
@@ -175,12 +194,15 @@ def fidelity_line(frame: pd.DataFrame) -> str:
     of_requests = frame[frame["quantity"] == "set_match"]
     counts = frame.groupby("model")[["num_requests", "num_pairs"]].first().sum()
     modes = " and ".join(sorted(of_requests["mode"].unique()))
-    num_datasets = of_requests["dataset"].nunique()
     return (
         f"{checkpoint_line(frame)}; {counts['num_requests']} requests, {counts['num_pairs']} request–layer pairs (the "
-        f"paper: 1,000 requests); texts: {modes}, {num_datasets} data set{'s' * (num_datasets > 1)}; teacher-forced in "
+        f"paper: 1,000 requests); texts: {modes}, {per_model(of_requests, _num_datasets)}; teacher-forced in "
         f"windows of {frame['window'].max()}, fp32; no clock involved"
     )
+
+
+def _distinct(frame: pd.DataFrame) -> str:
+    return f"{frame['distinct_4grams'].mean():.2f}"
 
 
 def caveats(frame: pd.DataFrame) -> list[str]:
@@ -203,9 +225,16 @@ def caveats(frame: pd.DataFrame) -> list[str]:
         beyond = frame.loc[~frame["fits_device"].astype(bool), ["system", "hardware"]].drop_duplicates()
         for system, machine in beyond.to_numpy().tolist():
             notes.append(f"{titled(SYSTEMS, system)} does not fit {titled(HARDWARE, machine)}.")
-    grams = frame.groupby("sampling")["distinct_4grams"].mean()
-    for sampling, share in grams[grams < LOOPING].items():
-        notes.append(f"The {sampling} text repeats itself (distinct 4-grams {share:.2f}), which flatters hit rates.")
+    for sampling, texts in frame.groupby("sampling"):
+        grams = texts.groupby("charged_as")["distinct_4grams"].mean()
+        looping = in_order(grams.index[grams < LOOPING].tolist(), MODELS)
+        if looping:
+            named = " and ".join(titled(MODELS, model) for model in looping)
+            whose = "" if len(looping) == len(grams) else f" of {named}"
+            shares = per_model(texts[texts["charged_as"].isin(looping)], _distinct)
+            notes.append(
+                f"The {sampling} text{whose} repeats itself (distinct 4-grams {shares}), which flatters hit rates."
+            )
     return notes
 
 
@@ -221,11 +250,16 @@ class Table:
 
 
 def by_model(build: Callable[[Frames], Table]) -> Callable[[Frames], Table]:
-    """A table of every model that all its frames have, one below the other; what is said of one model names it."""
+    """A table of every model that all its frames have, one below the other; what is said of one model names it.
+
+    The table raises SpecterError if there is no such model.
+    """
 
     def built(frames: Frames) -> Table:
         in_all = set.intersection(*(set(frame["model"]) for frame in frames.values()))
         models = in_order(sorted(in_all), MODELS)
+        if not models:
+            raise SpecterError(f"no model is in all of {', '.join(frames)}", "give tidy tables of the same models")
         tables = {titled(MODELS, model): build(of_model(frames, model)) for model in models}
         first = next(iter(tables.values()))
         if len(tables) == 1:

@@ -6,6 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -204,6 +205,30 @@ def tables(scale: str) -> list[str]:
     """The tables that a scale can fill."""
     size = load_scale(scale)
     return [table for table, sources in TABLES.items() if size.models_of(*sources)]
+
+
+def read_record(path: Path) -> Values:
+    """What a bench left of a device: provenance, summary, facts with its cells, table.
+
+    Raises:
+        SpecterError: there is no such record, or it is not whole.
+    """
+    try:
+        content: Values = json.loads(path.read_text())
+        _ = content["provenance"], content["summary"], content["facts"]["cells"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        bench = path.stem.partition("_")[0]
+        raise SpecterError(
+            f"{path} is not a record of {bench}: {error}", f"make it on a GPU: python -m specter.bench {bench}"
+        ) from None
+    return content
+
+
+def device_tables(machine: Path) -> list[str]:
+    """The tables that the records of a machine can fill: `rivals` and `families` are measured by choice."""
+    has_rivals = read_record(machine / "rounds.json")["facts"].get("rivals") is not None
+    has_families = any(machine.glob("families_*.json"))
+    return ["choices", *["rivals"] * has_rivals, *["families"] * has_families]
 
 
 def drawn(scale: str, name: str) -> str:

@@ -99,8 +99,8 @@ def models(frames: Frames) -> Table:
                 }
             )  # fmt: skip
     notes = [
-        "TPOT, macro average over data sets; acceptance and the columns after it are Specter's; experts per round: "
-        "distinct ones of a layer that a verification needs.",
+        "TPOT, macro average over each model's own data sets; acceptance and the columns after it are Specter's; "
+        "experts per round: distinct ones of a layer that a verification needs.",
         f"{provenance(frame)}.",
         *caveats(frame),
     ]

@@ -83,10 +83,12 @@ def tables(scale, *kinds):
 
 def measured():
     """Figures and tables of the machines whose rounds were measured and committed."""
-    machines = [path.parent.name for path in sorted(Path("data/reference").glob("*/rounds.json"))]
+    machines = [path.parent for path in sorted(Path("data/reference").glob("*/rounds.json"))]
+    stems = [f"figures/device/{machine.name}_{name}" for machine in machines for name in DEVICE_FIGURES]
+    tables = [f"paper_tables/device/{m.name}_{name}" for m in machines for name in scales.device_tables(m)]
     return [
-        *[f"figures/device/{m}_{name}.{kind}" for m in machines for name in DEVICE_FIGURES for kind in ("pdf", "png")],
-        *[f"paper_tables/device/{m}_{name}.{k}" for m in machines for name in DEVICE_TABLES for k in ("tex", "md", "csv")],
+        *[f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png")],
+        *[f"{stem}.{kind}" for stem in tables for kind in ("tex", "md", "csv")],
     ]
 
 

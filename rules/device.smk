@@ -3,7 +3,7 @@
 
 rule device_figure:
     input:
-        code("harness/device.py", "harness/drawing.py", "harness/frames.py", "harness/*.mplstyle"),
+        code("harness/device.py", "harness/drawing.py", "harness/frames.py", "harness/scales.py", "harness/*.mplstyle"),
         "data/reference/{machine}/rounds.json",
         lambda wildcards: sorted(map(str, Path(f"data/reference/{wildcards.machine}").glob("rounds_*.trace.json.gz"))),
     output:
@@ -28,7 +28,7 @@ rule device_figure:
 
 rule device_table:
     input:
-        code("harness/device*.py", "harness/tables.py", "harness/frames.py"),
+        code("harness/device*.py", "harness/tables.py", "harness/frames.py", "harness/scales.py"),
         "data/reference/{machine}/rounds.json",
         lambda wildcards: sorted(map(str, Path(f"data/reference/{wildcards.machine}").glob("families_*.json"))),
     output:

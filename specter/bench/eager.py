@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specter.bench.measure import MIN_REPEATS, Sample, no_collection
+from specter.model.names import canonical
 from specter.model.spec import ModelSpec
 
 EXPERTS = ("grouped_mm", "eager")  # transformers' ways with routed experts
@@ -28,21 +29,25 @@ class Weights(Protocol):
 
 
 def load_eager(weights: Weights, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """transformers' DeepseekV2ForCausalLM on the same weights, built without memory and then given them."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM  # seconds to import
+    """transformers' model of the family on the same weights, built without memory and then given them."""
+    import transformers  # seconds to import
 
     spec = weights.spec
-    config = DeepseekV2Config.from_dict({**spec.to_config(), "attn_implementation": "sdpa"})
+    values = {**spec.to_config(), "attn_implementation": "sdpa"}
+    model_class: Any = getattr(transformers, values["architectures"][0])
+    config = model_class.config_class.from_dict(values)
     with torch.device("meta"):
-        model = DeepseekV2ForCausalLM(config)
+        model = model_class(config)
     state: dict[str, Tensor] = {}
-    for name in model.state_dict():
+    for stored in model.state_dict():
+        name = canonical(spec.family, stored)
         if name.endswith(".experts.gate_up_proj"):
             gate_up, down = weights.experts(int(name.split(".")[2]) - spec.num_dense_layers)
-            state[name] = gate_up.to(device, dtype)
-            state[name.replace("gate_up_proj", "down_proj")] = down.to(device, dtype)
+            state[stored] = gate_up.to(device, dtype)
+            state[stored.replace("gate_up_proj", "down_proj")] = down.to(device, dtype)
         elif ".experts." not in name:
-            state[name] = weights.tensor(name).to(device, dtype)
+            source = "model.embed_tokens.weight" if name == "lm_head.weight" and spec.tied else name
+            state[stored] = weights.tensor(source).to(device, dtype)
     model.load_state_dict(state, strict=True, assign=True)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # its buffers are in no checkpoint
     return model.eval()

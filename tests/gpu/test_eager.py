@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from specter.bench.eager import EXPERTS, decode_eager, load_eager
 from specter.model.checkpoint import Checkpoint
-from tests.helpers import open_live, run_pass, write_random
+from specter.model.spec import ModelSpec
+from tests.helpers import FAMILIES, open_live, run_pass, write_random
 
 PROMPT = [3, 1, 4, 15, 92, 6, 53]
 
 
-def test_transformers_model_without_memory_is_given_our_weights(tmp_path: Path) -> None:
-    write_random(tmp_path)
+@pytest.mark.parametrize("spec", FAMILIES.values(), ids=FAMILIES.keys())
+def test_transformers_model_without_memory_is_given_our_weights(spec: ModelSpec, tmp_path: Path) -> None:
+    write_random(tmp_path, spec)
     live = open_live(tmp_path)
     model = load_eager(Checkpoint.open(tmp_path), "cpu", torch.float32)
     said = []

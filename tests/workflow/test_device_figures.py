@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.device import CHOICES, FIGURES, ORDER, OURS, read_cells
+from harness.device import CHOICES, FIGURES, ORDER, OURS, ablation, read_cells
 from harness.device_tables import choices, families, rivals
 from harness.drawing import save
+from harness.scales import device_tables
 from specter.errors import SpecterError
 from specter.timeline.trace import TraceOp, write_chrome_trace
 
@@ -22,7 +23,8 @@ def cell(system: str, tier: str, sampling: str, tpot_ms: float, variant: str = "
     k = 16 if "specter" in system else 0
     return {
         "system": system, "tier": tier, "sampling": sampling, "k": k, "variant": variant, "num_prompts": 5,
-        **{key: {"mean": value, "min": value * 0.9, "max": value * 1.1} for key, value in numbers.items()},
+        **{key: {"mean": value, "min": value * 0.9, "max": value * 1.1, "values": [value] * 5}
+           for key, value in numbers.items()},
     }  # fmt: skip
 
 
@@ -37,7 +39,7 @@ def directory(tmp_path: Path) -> Path:
         if variant:
             cells.append(cell(system, tier, "greedy", 15.0, variant))
     where = {"gpu": "Test GPU", "torch": "0", "model": "tiny"}
-    (tmp_path / "rounds.json").write_text(json.dumps({"provenance": where, "facts": {"cells": cells}}))
+    (tmp_path / "rounds.json").write_text(json.dumps({"provenance": where, "summary": {}, "facts": {"cells": cells}}))
     ops = []
     for number in range(3):  # prefill and two rounds
         start = number * 10_000_000
@@ -58,9 +60,9 @@ def test_every_figure_is_drawn(directory: Path, name: str) -> None:
 
 
 def test_a_choice_is_held_against_the_floor_of_its_own_texts(directory: Path) -> None:
-    table = choices(directory).frame.set_index("one thing switched")
-    assert table.loc["no CUDA graphs (5 texts)", "high budget (× floor)"] == pytest.approx(1.2)
-    assert table.loc["planner and eviction as published (5 texts)", "low budget (× floor)"] == pytest.approx(1.2)
+    table = choices(directory).frame.set_index("switched")
+    assert table.loc["no CUDA graphs", "high budget (× floor)"] == pytest.approx(1.2)
+    assert table.loc["planner and eviction as published", "low budget (× floor)"] == pytest.approx(1.2)
     assert len(table) == len(CHOICES)
 
 
@@ -69,13 +71,17 @@ def test_choices_are_compared_on_the_texts_that_they_share(directory: Path) -> N
     content = json.loads(path.read_text())
     for one in content["facts"]["cells"]:
         one["num_prompts"] = 2 if one["variant"] else 3
-        for key, values in (("tpot_ms", [12.0, 6.0, 90.0]), ("floor_trace_ms", [10.0, 5.0, 10.0])):
+        numbers = (("tpot_ms", [12, 6, 90]), ("floor_trace_ms", [10, 5, 10]), ("distinct_4grams", [0.5, 0.7, 0.1]))
+        for key, values in numbers:
             if key in one:
                 one[key] |= {"values": values[: one["num_prompts"]]}
     path.write_text(json.dumps(content))
-    frame = choices(directory).frame.set_index("one thing switched")
-    assert frame.loc["Specter, deadline + retain (2 texts)", "high budget (× floor)"] == pytest.approx(1.2)
-    assert frame.index.str.endswith("(2 texts)").all()
+    table = choices(directory)
+    frame = table.frame.set_index("switched")
+    assert frame.loc["Specter, deadline + retain", "high budget (× floor)"] == pytest.approx(1.2)
+    for words in (" ".join(table.notes), " ".join(ablation(directory).texts[0].get_text().split())):
+        assert "2 texts." in words and "greedy 50% to 70%" in words and "hiskers" not in words
+        assert "cold start and barrier together" in words
 
 
 def test_a_damaged_record_is_named(directory: Path) -> None:
@@ -87,6 +93,7 @@ def test_a_damaged_record_is_named(directory: Path) -> None:
 def test_rivals_are_held_against_ours_on_the_same_texts(directory: Path) -> None:
     with pytest.raises(SpecterError, match="has no rivals"):
         rivals(directory)
+    assert device_tables(directory) == ["choices"]
     shared = {"k": 0, "over_floor_trace": {"mean": 2.0}, "hit_rate": {"mean": 0.5}}
     cells = [
         shared | {"system": system, "tier": tier, "num_prompts": len(values),
@@ -97,7 +104,12 @@ def test_rivals_are_held_against_ours_on_the_same_texts(directory: Path) -> None
     path = directory / "rounds.json"
     content = json.loads(path.read_text())
     content["facts"]["rivals"] = {"notes": {"memory": "equal slots"}, "num_tokens": 64, "cells": cells}
-    path.write_text(json.dumps(content))
+    for equal in (False, None):
+        path.write_text(json.dumps(content | {"summary": {"rivals_bit_equal": equal}}))
+        with pytest.raises(SpecterError, match=r"rounds.json: rivals_bit_equal is not true"):
+            rivals(directory)
+    path.write_text(json.dumps(content | {"summary": {"rivals_bit_equal": True}}))
+    assert device_tables(directory) == ["choices", "rivals"]
     table = rivals(directory)
     assert dict(zip(table.frame["system"][:3], table.frame["× ours"][:3], strict=True)) == {
         "Specter, deadline + retain": 1.0, "Mixtral-Offloading": 5.0, "LRU, next gate": 2.0,
@@ -110,12 +122,20 @@ def test_families_are_shown_in_the_order_of_models(directory: Path) -> None:
         families(directory)
     summary = dict.fromkeys(("tpot_ms.lru", "tok_per_s.lru", "tpot_ms.specter_deadline", "tok_per_s.specter_deadline",
                              "over_floor_trace.specter_deadline", "acceptance.specter_deadline", "store_load_gb_per_s",
-                             "peak_device_gb"), 0.5)  # fmt: skip
+                             "peak_device_gb"), 0.5) | {"bit_equal.texts": True}  # fmt: skip
     where = {"gpu": "Test GPU", "model": "tiny", "commit": "abc"}
     for name in ("phi3_5_moe", "qwen1_5_moe"):
-        content = {"provenance": where, "summary": summary, "facts": {"slots": "8"},
+        content = {"provenance": where, "summary": summary, "facts": {"slots": "8", "cells": []},
                    "table": [{"name": "draft step, graph", "median": 1.5}]}  # fmt: skip
         (directory / f"families_{name}.json").write_text(json.dumps(content))
+    assert device_tables(directory) == ["choices", "families"]
     frame = families(directory).frame
     assert frame["model"].tolist() == ["Qwen1.5-MoE", "Phi-3.5-MoE"]
     assert frame["draft step (ms)"].tolist() == [1.5, 1.5] and frame["acceptance (%)"].tolist() == [50.0, 50.0]
+    path = directory / "families_phi3_5_moe.json"
+    path.write_text(json.dumps(content | {"summary": summary | {"bit_equal.texts": False}}))
+    with pytest.raises(SpecterError, match=r"families_phi3_5_moe.json: bit_equal.texts is not true"):
+        families(directory)
+    path.write_text('{"facts": ')
+    with pytest.raises(SpecterError, match="families_phi3_5_moe.json is not a record of families"):
+        families(directory)

@@ -10,8 +10,9 @@ import pytest
 
 from harness import figures, rival_figures, rival_tables, tables
 from harness.drawing import Bars, save
-from harness.frames import PART_TITLES, caveats, half_width, provenance, spread_budgets
+from harness.frames import PART_TITLES, caveats, fidelity_line, half_width, probe_line, provenance, spread_budgets
 from harness.page import MarkdownTable
+from specter.errors import SpecterError
 from specter.memory import PARTS
 
 TPOT = {("specter", "gsm8k"): (10.0, 30.0), ("specter", "prose"): (40.0, 40.0), ("lru", "gsm8k"): (60.0, 60.0),
@@ -65,6 +66,52 @@ def test_tables_keep_models_apart(runs: pd.DataFrame) -> None:
     assert "model" not in one.frame
     glance = tables.models({"main": both}).frame
     assert glance["Specter (ms)"].tolist() == pytest.approx([30.0, 90.0]) and glance["K"].tolist() == ["16", "8"]
+
+
+@pytest.fixture
+def unequal(runs: pd.DataFrame) -> pd.DataFrame:
+    """One model on two data sets of two inputs, two models on one input of one, with fewer systems."""
+    part = runs[(runs["dataset"] == "gsm8k") & (runs["input"] == 0) & (runs["system"] != "on_demand")]
+    others = [part.assign(model=name, charged_as=name) for name in ("phi3_5_moe", "qwen1_5_moe")]
+    return pd.concat([runs, *others], ignore_index=True)
+
+
+def test_models_of_unequal_data_sets_are_told_apart(runs: pd.DataFrame, unequal: pd.DataFrame) -> None:
+    counts = "2 data sets × 2 inputs (DeepSeek-V2-Lite), 1 data set × 1 input (Qwen1.5-MoE and Phi-3.5-MoE) × 1 repeat"
+    assert counts in provenance(unequal)
+    table = tables.models({"main": unequal})
+    figure = figures.models({"main": unequal})
+    for words in (" ".join(table.notes), " ".join(figure.texts[-1].get_text().split())):
+        assert counts in words and "over each model's own data sets" in words
+    generated = unequal.drop(columns="sampling").assign(
+        mode="seeded", quantity="set_match", num_requests=1, num_pairs=1, window=8
+    )
+    datasets = "2 data sets (DeepSeek-V2-Lite), 1 data set (Qwen1.5-MoE and Phi-3.5-MoE);"
+    for line in (probe_line, fidelity_line):
+        assert datasets in line(generated)
+        assert " 2 data sets; " in line(generated[generated["model"] == "deepseek_v2_lite"])
+
+
+def test_a_looping_text_is_one_models(unequal: pd.DataFrame) -> None:
+    shares = unequal["charged_as"].map({"deepseek_v2_lite": 0.99, "qwen1_5_moe": 0.5, "phi3_5_moe": 0.25})
+    told = caveats(unequal.assign(distinct_4grams=shares))[-1]
+    assert "seeded text of Qwen1.5-MoE and Phi-3.5-MoE repeats itself" in told
+    assert "0.50 (Qwen1.5-MoE), 0.25 (Phi-3.5-MoE)" in told
+    assert "seeded text repeats itself (distinct 4-grams 0.50)" in caveats(unequal.assign(distinct_4grams=0.5))[-1]
+
+
+def test_frames_without_a_model_in_common_are_named(runs: pd.DataFrame) -> None:
+    with pytest.raises(SpecterError, match="no model is in all of k_sweep, probe"):
+        tables.BUILD["best_depth"]({"k_sweep": runs, "probe": runs.assign(model="phi3_5_moe")})
+
+
+def test_a_sweep_shows_the_systems_that_a_model_runs(runs: pd.DataFrame) -> None:
+    figure = figures.k_sweep({"k_sweep": runs})
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "Specter" in named and "SpecMoEOff, tuned" not in named
+    tuned = runs[runs["system"] == "specter"].assign(system="specmoeoff_tuned")
+    figure = figures.k_sweep({"k_sweep": pd.concat([runs, tuned])})
+    assert "SpecMoEOff, tuned" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_every_format_states_the_protocol(runs: pd.DataFrame) -> None:
