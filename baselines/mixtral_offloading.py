@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from specter.experts.residency import Slot
-from specter.experts.transfer import Mover, Transfer, WriteBack
+from specter.experts.transfer import Mover, SendBack, Transfer
 from specter.model.spec import ExpertId
 from specter.timeline.base import Event, LaneTotals, Mark, T, Timeline, Work
 
@@ -91,7 +91,7 @@ class SwapTransfer(Transfer):
     """
 
     def __init__(
-        self, stream: Timeline, beside: Timeline, payload_bytes: int, mover: Mover, write_back: WriteBack
+        self, stream: Timeline, beside: Timeline, payload_bytes: int, mover: Mover, write_back: SendBack
     ) -> None:
         super().__init__(stream, payload_bytes, mover)
         self._write_back = write_back

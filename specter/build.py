@@ -17,7 +17,7 @@ from specter.experts.eviction import Eviction, LruEviction, layer_quotas
 from specter.experts.planner import DeadlinePlanner, Foresight, Planner, ThreePhasePlanner
 from specter.experts.residency import Residency
 from specter.experts.retention import RetainEviction
-from specter.experts.transfer import Mover, Transfer, WriteBack, move_nothing, open_nothing
+from specter.experts.transfer import Mover, SendBack, Transfer, move_nothing, open_nothing
 from specter.memory import num_slots
 from specter.model.base import Model
 from specter.model.spec import FULL_SIZE, ExpertId, read_spec
@@ -74,7 +74,7 @@ def build_engine(
     mover: Mover = move_nothing,
     timeline: Timeline | None = None,
     costs: CostModel | None = None,
-    open_write_back: Callable[[int], WriteBack] = open_nothing,
+    open_write_back: Callable[[int], SendBack] = open_nothing,
 ) -> Engine:
     """An engine with an empty cache (`resident`: a full one).
 

@@ -163,7 +163,7 @@ class Engine:
     def run_round(self, context: Context, remaining: int) -> int:
         """One round: commits 1 to K+1 tokens to `context`, never more than `remaining`, and returns how many.
 
-        Its record is written while the device drafts for the next one, which must not wait for that.
+        Its record is written while the device drafts for the next one, or decodes, which must not wait for that.
         """
         begin = self._window()
         self.cache.begin_round()
@@ -188,7 +188,6 @@ class Engine:
         """Drafts `draft_len` tokens; returns them and the batches of copies that the planner issued meanwhile."""
         self.lookahead.clear()
         if draft_len == 0:
-            self._record()
             return [], []
         timeline, planner = self.timeline, self.planner
         self.model.begin_draft(context.last_token, context.last_position, self.sampler.propose)
@@ -233,6 +232,8 @@ class Engine:
         for layer in range(self.model.num_layers):
             routing, done = timeline.compute(costs.mix(layer, tiles), partial(target.mix, layer), after=after)
             after = ()
+            if layer == 0:
+                self._record()  # the round before, if drafting has not
             if routing is None:
                 continue
             moe_layer = layer - self.model.num_dense_layers
@@ -286,6 +287,7 @@ class Engine:
         begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
         lanes, cache = totals_at(end.mark).minus(totals_at(begin.mark)), end.counters.minus(begin.counters)
         num_moe_layers = self.model.num_layers - self.model.num_dense_layers
+        self._unrecorded = None  # nothing blocks from here on; what is interrupted all the same must not come again
         need_ns = self.cache.settle_need(end.num_needs)
         record = RoundRecord(
             index=len(self.generation.rounds),
@@ -310,4 +312,3 @@ class Engine:
             compute_busy_ms=lanes.compute_busy_ns / 1e6,
         )
         self.generation.rounds.append(record)
-        self._unrecorded = None

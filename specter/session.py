@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specter.build import build_costs, build_engine
 from specter.config import RunConfig
-from specter.experts.transfer import Mover, WriteBack, move_nothing, open_nothing
+from specter.experts.transfer import Mover, SendBack, move_nothing, open_nothing
 from specter.metrics import Metrics, accesses, summarize
 from specter.model.base import Model
 from specter.model.spec import ExpertId
@@ -40,7 +40,7 @@ def run_input(
     mover: Mover = move_nothing,
     on_commit: OnCommit = lambda tokens: None,
     timeline: Timeline | None = None,
-    open_write_back: Callable[[int], WriteBack] = open_nothing,
+    open_write_back: Callable[[int], SendBack] = open_nothing,
     foresees: bool = False,
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.

@@ -90,6 +90,7 @@ class CellResult:
     metrics: list[Metrics]
     tokens: list[list[int]]
     plain_copy_bytes_per_s: float  # of copies with nothing else to do, beside this cell
+    warmed_by: str  # the cell whose warm-up left the cache that every text started from
 
     def values(self, key: str) -> list[float]:
         return [one[key] for one in self.metrics if one.get(key) is not None]
@@ -101,6 +102,7 @@ class CellResult:
         return {
             **dataclasses.asdict(self.cell),
             "num_prompts": len(self.metrics),
+            "warmed_by": self.warmed_by,
             "plain_copy_bytes_per_s": self.plain_copy_bytes_per_s,
             "text_digests": [digest(tokens) for tokens in self.tokens],
             **{key: {"mean": mean(v), "min": min(v), "max": max(v), "values": v} for key, v in numbers.items() if v},
@@ -159,6 +161,14 @@ class Beds:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmCache:
+    """The cache that a warm-up has left."""
+
+    warmed_by: str  # the cell's name
+    state: CacheState
+
+
+@dataclass(frozen=True, slots=True)
 class Generations:
     """What a cell generated, before anything is held against a machine's rates."""
 
@@ -166,7 +176,7 @@ class Generations:
     num_slots: int
     costs: CostModel
     texts: list[tuple[Generation, Recording, list[ExpertId]]]  # with the residents at the first commit
-    state: CacheState  # that every text started from
+    warm: WarmCache  # that every text started from
 
 
 def run_cell(
@@ -177,24 +187,24 @@ def run_cell(
     make_timeline: Callable[[], Timeline],
     num_tokens: int = TPOT_TOKENS,
     warmup_tokens: int = WARMUP_TOKENS,
-    state: CacheState | None = None,
+    warm: WarmCache | None = None,
 ) -> Generations:
     """Warms up once and starts every prompt from the cache that this leaves, restored outside the timing.
 
     Args:
-        state: of an earlier cell of the same eviction, slots and way of sampling, instead of a warm-up.
+        warm: of an earlier cell of the same eviction, slots and way of sampling, instead of a warm-up.
     """
     config = cell.config()
     recorder = RecordingModel(build_model(config, bed.model, bed.own_draft))
     costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
     engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs, bed.open_write_back)
-    if state is None:
+    if warm is None:
         if warmup_tokens:
             engine.generate(warmup, warmup_tokens)
-        state = engine.cache.snapshot()
+        warm = WarmCache(cell.name, engine.cache.snapshot())
     texts = []
     for prompt in prompts:
-        engine.cache.restore(state)
+        engine.cache.restore(warm.state)
         engine.timeline.drain()
         residents: list[ExpertId] = []
 
@@ -205,7 +215,7 @@ def run_cell(
         with no_collection():
             generation = engine.generate(prompt, num_tokens, on_commit)
         texts.append((generation, recorder.finish(generation, {}), residents))
-    return Generations(cell, len(engine.cache.residency.slots), costs, texts, state)
+    return Generations(cell, len(engine.cache.residency.slots), costs, texts, warm)
 
 
 def measure(generations: Generations, hardware: Hardware) -> CellResult:
@@ -222,4 +232,4 @@ def measure(generations: Generations, hardware: Hardware) -> CellResult:
         system = SystemConfig(**load_group("system", cell.system))
         metrics.append(summarize(generation, rounds, residents, generations.num_slots, system, costs, hardware))
     tokens = [generation.tokens for generation, _, _ in generations.texts]
-    return CellResult(cell, metrics, tokens, hardware.link_bytes_per_s)
+    return CellResult(cell, metrics, tokens, hardware.link_bytes_per_s, generations.warm.warmed_by)

@@ -11,7 +11,7 @@ from typing import cast, get_args
 from rich.console import Console
 
 from specter.bench.agreement import load_prompts
-from specter.bench.report import Report, provenance
+from specter.bench.report import Report, files_digest, provenance
 from specter.errors import SpecterError
 from specter.gpu.full_size import FullSize, load_full_size
 from specter.gpu.memory import DeviceBudget
@@ -50,6 +50,7 @@ class Inputs:
             "model": f"{full.spec.name}, inflated from {full.checkpoint.spec.name} (tiled, BF16)",
             "checkpoint_sha256": full.checkpoint.digest(),
             "int4": f"{full.codes.method}, tiled",
+            "int4_sha256": files_digest(self.quantized, "*.safetensors", "*config.json"),
             "pin": self.pin,
         }
         return Report(out, provenance(budget.device, self.commit, **inputs))

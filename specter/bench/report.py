@@ -18,6 +18,7 @@ from rich.table import Table
 
 from specter.bench.measure import Sample
 
+SOURCES = ("specter/**/*.py", "baselines/**/*.py", "conf/**/*.yaml")
 _SMI_FIELDS = (
     "driver_version",
     "clocks.sm",
@@ -27,6 +28,7 @@ _SMI_FIELDS = (
     "power.draw",
     "temperature.gpu",
 )
+_ROW_OPTIONS = ("floor", "goal", "is_rate", "note")
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 
@@ -52,6 +54,12 @@ class Row:
             return None
         return self.sample.median >= self.goal if self.is_rate else self.sample.median <= self.goal
 
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Row:
+        """The row that `as_json` was told of."""
+        sample = Sample(tuple(content["values"]))
+        return cls(sample=sample, **{name: content[name] for name in ("name", "unit", *_ROW_OPTIONS)})
+
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -63,6 +71,7 @@ class Row:
             "floor": self.floor,
             "over_floor": self.over_floor,
             "goal": self.goal,
+            "is_rate": self.is_rate,
             "is_reached": self.is_reached,
             "note": self.note,
         }
@@ -80,7 +89,10 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)  # what did not run, and why
 
     def add(self, row: Row) -> Row:
-        self.rows.append(row)
+        """Adds a row, in place of an earlier one of its name."""
+        names = [one.name for one in self.rows]
+        at = names.index(row.name) if row.name in names else len(names)
+        self.rows[at : at + 1] = [row]
         return row
 
     def write(self) -> None:
@@ -124,7 +136,7 @@ def provenance(device: torch.device, commit: str, **inputs: str) -> dict[str, An
         "kernel": platform.release(),
         "num_threads": torch.get_num_threads(),
         "commit": commit or _run("git", "rev-parse", "HEAD") or "unknown",
-        "source_sha256": source_digest(Path(__file__).parents[1]),
+        "source_sha256": source_digest(Path(__file__).parents[2]),
         **{name: package_version(name) for name in _PACKAGES},
         **inputs,
     }
@@ -134,11 +146,18 @@ def provenance(device: torch.device, commit: str, **inputs: str) -> dict[str, An
     return record
 
 
-def source_digest(package: Path) -> str:
-    """SHA-256 over names and contents of the package's Python files: which code ran, commit or not."""
+def source_digest(root: Path) -> str:
+    """Which code ran with which settings, commit or not."""
+    return files_digest(root, *SOURCES)
+
+
+def files_digest(root: Path, *patterns: str) -> str:
+    """SHA-256 over names and contents of the files under `root` that match one of the patterns."""
     total = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        total.update(f"{path.relative_to(package)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(f"{path.relative_to(root)} {digest}\n".encode())
     return total.hexdigest()
 
 

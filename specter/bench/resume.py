@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from specter.bench.cells import Cell
-from specter.bench.measure import Sample
 from specter.bench.report import Report, Row
 from specter.errors import SpecterError
 
 # Results of two calls are one record only if these are the same.
-ALIKE = ("gpu", "driver_version", "torch", "commit", "source_sha256", "model", "checkpoint_sha256", "int4", "pin")
+ALIKE = (
+    "gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "model", "checkpoint_sha256", "int4",
+    "int4_sha256", "pin", "hardware", "num_prompts",
+)  # fmt: skip
 _FIELDS = ("system", "tier", "sampling", "k", "variant")
 
 
@@ -53,13 +55,11 @@ class Earlier:
                 f"{report.path} holds {', '.join(kept)} of {name}={before.get(name)}, and this is {name}={now[name]}",
                 "give another out=..., delete the file, or run all sections",
             )
-        report.facts |= facts
+        again = {f"seconds: {name}" for name in sections}  # not finished until they are
+        report.facts |= {key: fact for key, fact in facts.items() if key not in again}
         report.summary |= content["summary"]
         report.skipped |= {name: why for name, why in content["skipped"].items() if name not in sections}
-        report.rows += [
-            Row(row["name"], row["unit"], Sample(tuple(row["values"])), row["floor"], row["goal"], note=row["note"])
-            for row in content["table"]
-        ]
+        report.rows += [Row.from_json(row) for row in content["table"]]
         return cls(kept, {cell_of(cell): cell for cell in facts.get("cells", [])})
 
 
@@ -73,16 +73,13 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def plain_texts(cells: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Digests of the texts of plain decoding with everything resident, by sampling, as far as it was measured."""
-    return {cell["sampling"]: cell["text_digests"] for cell in cells if cell["system"] == "resident"}
-
-
-def different_texts(cells: Sequence[dict[str, Any]]) -> list[str]:
-    """Cells whose texts are not those of plain decoding; a cell without a plain one is not among them."""
-    plain = plain_texts(cells)
-    return [
+def compare_texts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many cells have texts in common with plain decoding where everything is resident, and which differ there."""
+    plain = {cell["sampling"]: cell["text_digests"] for cell in cells if cell["system"] == "resident"}
+    compared = [cell for cell in cells if cell["system"] != "resident" and cell["sampling"] in plain]
+    different = [
         cell_of(cell).name
-        for cell in cells
-        if (texts := plain.get(cell["sampling"])) and cell["text_digests"] != texts[: len(cell["text_digests"])]
+        for cell in compared
+        if any(mine != other for mine, other in zip(cell["text_digests"], plain[cell["sampling"]], strict=False))
     ]
+    return {"cells": len(compared), "different": different}

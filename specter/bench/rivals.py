@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specter.bench.cells import SLOTS_PER_LAYER, Beds, Cell, CellResult, mean, measure, run_cell
+from specter.bench.cells import WARMUP_TOKENS as LONG_WARMUP_TOKENS
 from specter.bench.report import Report
 from specter.config import SystemConfig
 from specter.gpu.live import allocated
@@ -29,6 +30,7 @@ NOTES = {
     "write back": "copied to page-locked buffers on the host and dropped: the host keeps every expert",
     "own draft": "non-expert weights and KV a second time, in BF16, also where a budget charges INT4 "
     "(specmoeoff_tuned); what a wholly accepted round leaves out is caught up by a step of its own",
+    "warm-up": f"{WARMUP_TOKENS} tokens behind the warm-up's prompt; the other sections' is of {LONG_WARMUP_TOKENS}",
     "inputs": "systems that swap take a tenth of a second a token: they and their ratios have the first prompt only",
 }
 

@@ -4,8 +4,8 @@ Every system runs on one engine, one store and one set of kernels; what differs 
 an inflated stand-in (see `specter.standin`): its bytes and flops are the real model's, text and routing the stand-in's.
 
 All sections but the rivals take about seven and a half minutes on an H200. Several calls with the same `out`, of the
-same code on the same kind of device, make one record: each keeps the finished sections of those before it. Two of less
-than seven minutes each, the second with the whole product of losslessness, and one of a minute for the rivals:
+same code and inputs on the same kind of device, make one record: each keeps the finished sections of those before it.
+Two of less than seven minutes each, the second with the whole product of losslessness, and a minute for the rivals:
 
     python -m specter.bench rounds out=rounds.json sections=link,main,traces
     python -m specter.bench rounds out=rounds.json sections=ablations,depth,lossless num_lossless=20
@@ -38,6 +38,7 @@ from specter.bench.cells import (
     Beds,
     Cell,
     CellResult,
+    WarmCache,
     mean,
     measure,
     run_cell,
@@ -46,9 +47,8 @@ from specter.bench.host import host_rows
 from specter.bench.inputs import Inputs, run_section
 from specter.bench.measure import Sample, device_ms
 from specter.bench.report import Report, Row, provenance
-from specter.bench.resume import Earlier, different_texts, plain_texts
+from specter.bench.resume import Earlier, compare_texts
 from specter.errors import SpecterError
-from specter.experts.cache import CacheState
 from specter.experts.transfer import Mover
 from specter.gpu.arena import open_arena
 from specter.gpu.copies import make_mover
@@ -117,7 +117,7 @@ class RoundsBench:
     earlier: Earlier
     results: dict[Cell, CellResult] = field(default_factory=dict)
     # Caches after the warm-up, by eviction, slots and sampling: policies that differ in nothing else start alike.
-    _states: dict[tuple[str, int, str, str], CacheState] = field(default_factory=dict)
+    _warm: dict[tuple[str, int, str, str], WarmCache] = field(default_factory=dict)
     _move: Mover | None = None
 
     def run(self, cell: Cell, num_prompts: int) -> CellResult:
@@ -131,8 +131,8 @@ class RoundsBench:
             prompts = self.prompts[:num_prompts]
             system = cell.config().system
             key = system.eviction, system.num_staging, cell.tier, cell.sampling
-            generations = run_cell(cell, bed, prompts, self.warmup, timeline, state=self._states.get(key))
-            self._states[key] = generations.state
+            generations = run_cell(cell, bed, prompts, self.warmup, timeline, warm=self._warm.get(key))
+            self._warm[key] = generations.warm
             # Others share the host: floors use the fastest of the rates just before, just after and of any text.
             rate = max(before, self._link_rate())
             result = measure(generations, self._machine(rate))
@@ -224,12 +224,10 @@ class RoundsBench:
     def conclude(self) -> None:
         """What all sections together say, those of earlier calls included."""
         facts = self.report.facts
-        cells = facts.get("cells", [])
-        different = different_texts(cells)
-        num_compared = sum(1 for cell in cells if cell["sampling"] in plain_texts(cells))
-        facts["bit for bit, measured cells"] = {"cells": num_compared, "different": different}
+        compared = compare_texts(facts.get("cells", []))
+        facts["bit for bit, measured cells"] = compared
         if (outcome := facts.get("bit for bit, all policies")) is not None:
-            self.report.summary["bit_equal"] = outcome["all_equal"] and not different
+            self.report.summary["bit_equal"] = outcome["all_equal"] and not compared["different"]
         self.report.write()
 
     def _summarize(self, tier: str, sampling: str) -> None:
@@ -272,8 +270,10 @@ def run(options: Options, console: Console) -> Report:
         raise SpecterError(f"section {unknown[0]!r} is unknown", f"use some of: {','.join(SECTIONS)}")
     options.check()
     budget = DeviceBudget("cuda")
-    Earlier.read(Report(options.out, provenance(budget.device, options.commit)), sections)  # refuses before loading
     hardware = load_hardware(options.hardware)
+    inputs = {"hardware": dataclasses.asdict(hardware), "num_prompts": options.num_prompts}
+    here = provenance(budget.device, options.commit) | inputs
+    Earlier.read(Report(options.out, here), sections)  # refuses before loading
     num_prompts = max(options.num_prompts, options.num_lossless)
     prompts = options.load_prompts(num_prompts, PROMPT_TOKENS)
     spread = prompts[:: num_prompts // options.num_prompts][: options.num_prompts]  # from all data sets
@@ -281,6 +281,7 @@ def run(options: Options, console: Console) -> Report:
     warmup = Tokenizer.from_file(str(options.tokenizer)).encode((options.prompts / "warmup.txt").read_text()).ids
     full = options.load(budget, console)
     report = options.report(options.out, full, budget)
+    report.provenance |= inputs
     earlier = Earlier.read(report, sections)
     if earlier.sections:
         console.print(f"kept from earlier calls: {', '.join(earlier.sections)}", highlight=False)

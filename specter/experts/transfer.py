@@ -15,14 +15,14 @@ def move_nothing(expert: ExpertId, slot: int) -> None:
     """The mover of a replay, which has no payloads."""
 
 
-WriteBack = Callable[[int], None]  # copies the payload of the slot with this index to the host
+SendBack = Callable[[int], None]  # copies the payload of the slot with this index to the host
 
 
 def keep_nothing(slot: int) -> None:
     """The way back on the virtual clock, which charges bytes without moving them."""
 
 
-def open_nothing(num_buffers: int) -> WriteBack:
+def open_nothing(num_buffers: int) -> SendBack:
     """What opens that way."""
     return keep_nothing
 

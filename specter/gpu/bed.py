@@ -82,11 +82,11 @@ class Bed:
             foresees: also what a system with foresight launches beside them.
         """
         wanted = set(row_counts)
-        for num_rows in wanted - self._captured:
+        for num_rows in sorted(wanted - self._captured):
             self.model.capture(num_rows)
         self._captured |= wanted
         if foresees:
-            for num_rows in wanted - self._captured_foresight:
+            for num_rows in sorted(wanted - self._captured_foresight):
                 self.model.capture_foresight(num_rows)
             self._captured_foresight |= wanted
 

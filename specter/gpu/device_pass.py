@@ -78,8 +78,10 @@ class DevicePasses:
     def _num_launched(self, num_rows: int, position: int, num_outputs: int) -> int:
         """Rows that a pass of `num_rows` launches: as many as the next larger one that was captured, if it fits.
 
-        Rows behind the pass' own change none of them: nobody looks at their routing, so that their experts run only
-        where a wave has them anyway, and their KV is written anew before it is read.
+        Rows behind the pass' own change none of them, as long as they are finite (a tile of queries reads all keys and
+        values of its rows, and zero times NaN is NaN): nobody looks at their routing, so that their experts run only
+        where a wave has them anyway, and else leave results of a pass before; their KV is written anew before it is
+        read.
         """
         larger = [one for one in self._captured if one >= num_rows and position + one <= self.target.cache.capacity]
         return min(larger, default=num_rows) if num_outputs == num_rows else num_rows
@@ -99,6 +101,8 @@ class DevicePasses:
             if layer >= dense:
                 combine.append(Graph(runs.combine[layer]).replay)
         self._captured[num_rows] = _Launches(mix, experts, combine, Graph(runs.outputs).replay)
+        # Warming up has read slots that may hold nothing yet, and rows behind a pass' own add whatever is left here.
+        self.target.results.zero_()
         self.tables.restart()  # warming up has read some
 
     def capture_foresight(self, num_rows: int) -> None:

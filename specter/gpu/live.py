@@ -78,7 +78,9 @@ class DeviceLive:
             sampling.temperature,
             sampling.seed,
         )
-        row_counts = {1, draft_len + 1, min(len(prompt), OUTPUT_ROWS)}  # longer ones are launched kernel by kernel
+        row_counts = {1, draft_len + 1}
+        if len(prompt) <= OUTPUT_ROWS:  # a longer one is launched kernel by kernel
+            row_counts.add(len(prompt))
         bed.capture(row_counts, foresees=config.system.foresight != "none")
         model = build_model(config, bed.model, bed.own_draft)
         timeline = CudaTimeline(self.budget.device, trace=config.trace)
@@ -106,6 +108,6 @@ def allocated(own: OwnMemory | None, system: SystemConfig) -> dict[str, int | st
         return {}
     charged = "INT4" if system.draft == OWN_INT4 else "BF16"
     return {
-        **{f"allocated_{part}_bytes": num_bytes for part, num_bytes in own.num_bytes.items()},
+        **{f"allocated_{part}_bytes": num_bytes for part, num_bytes in own.bytes_by_part.items()},
         "draft_copy": f"BF16 on the device, charged to the budget as {charged}",
     }

@@ -28,6 +28,6 @@ class OwnMemory:
         return cls(copy.deepcopy(weights), GpuKVCache(spec, kv_capacity, weights.dtype, weights.device))
 
     @property
-    def num_bytes(self) -> dict[str, int]:
-        """By part, as in `specter.memory.PARTS`."""
+    def bytes_by_part(self) -> dict[str, int]:
+        """Parts as in `specter.memory.PARTS`."""
         return {"draft_shared": self.weights.num_bytes, "draft_kv": self.cache.entries.nbytes}

@@ -70,7 +70,7 @@ class GpuWeights:
 
     def tensors(self) -> list[Tensor]:
         """All tensors, each once."""
-        return list({id(part): part for part in _tensors(self)}.values())
+        return list({id(part): part for part in tensors_in(self)}.values())
 
     @classmethod
     def load(
@@ -134,16 +134,16 @@ class GpuWeights:
         )
 
 
-def _tensors(part: object) -> Iterator[Tensor]:
+def tensors_in(part: object) -> Iterator[Tensor]:
     """All tensors in a dataclass and what it holds."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, list):
         for member in part:
-            yield from _tensors(member)
+            yield from tensors_in(member)
     elif dataclasses.is_dataclass(part):
         for field in dataclasses.fields(part):
-            yield from _tensors(getattr(part, field.name))
+            yield from tensors_in(getattr(part, field.name))
 
 
 class GpuKVCache:

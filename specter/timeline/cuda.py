@@ -227,8 +227,8 @@ class CudaTimeline:
     def _begin(self, stream: Any, after: Iterable[Event]) -> tuple[CudaEvent, CudaEvent, bool]:
         """Makes `stream` wait; returns events before and after that, and whether it waits for a copy.
 
-        Where the stream is at work on the last piece but one, the last one's end is the first of them: it cannot come
-        before this piece is issued, and a question costs less than an event.
+        Where the stream is at work on the last piece but one, the last one's end is the first of them, since a question
+        costs less than an event. It hardly ever comes before this piece is issued; then a host gap counts as busy.
         """
         ends = self._ends.setdefault(stream, deque(maxlen=2))
         is_far_behind = len(ends) == 2 and not self.is_done(ends[0])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.model.spec import ExpertId
+from specter.records import RoundRecord
+from specter.timeline.base import Event, Work
 from specter.timeline.cuda import CudaTimeline
 from tests.gpu.test_cuda_timeline import FakeCuda
 from tests.runtime.fakes import FakeModel, make_engine
@@ -31,10 +36,10 @@ class CopyingModel(FakeModel):
         super().move(expert, slot)
 
 
-def device_engine(eviction: str, planner: str) -> Engine:
+def device_engine(eviction: str, planner: str, draft_len: int = 4) -> Engine:
     cuda = FakeCuda()
     timeline = CudaTimeline("cpu", cuda=cuda)
-    return make_engine(CopyingModel(cuda), 12, 4, eviction, planner, timeline)  # type: ignore[arg-type]
+    return make_engine(CopyingModel(cuda), 12, draft_len, eviction, planner, timeline)  # type: ignore[arg-type]
 
 
 POLICIES = [("lru", "three_phase"), ("retain", "deadline"), ("lru", "none")]
@@ -81,3 +86,57 @@ def test_the_next_draft_is_launched_before_the_round_is_written_down(monkeypatch
     engine.generate(PROMPT, 40)
     first = order.index("written")
     assert order[:first] == ["draft"] * 8, "two rounds of four are launched before the first is written down"
+
+
+def test_the_next_plain_pass_is_launched_before_the_round_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = device_engine("lru", "none", draft_len=0)
+    order: list[str] = []
+    totals_at, compute = engine.timeline.totals_at, engine.timeline.compute
+
+    def launch(work: Work, run: Callable[[], Any], after: Iterable[Event] = ()) -> tuple[Any, Event]:
+        order.append(work.name)
+        return compute(work, run, after)
+
+    monkeypatch.setattr(engine.timeline, "totals_at", lambda mark: (order.append("written"), totals_at(mark))[1])
+    monkeypatch.setattr(engine.timeline, "compute", launch)
+    engine.generate(PROMPT, 4)
+    passes = " ".join(order).split("head")
+    assert [one.split().count("written") for one in passes] == [0, 0, 2, 2, 2], "prefill, three rounds, the end"
+    assert all(one.split()[:3] == ["mix", "written", "written"] for one in passes[2:4])
+
+
+class InterruptedList(list[RoundRecord]):
+    """Appends, and is interrupted before it says so."""
+
+    def append(self, record: RoundRecord) -> None:
+        super().append(record)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["settled", "appended"])
+def test_an_interruption_while_a_round_is_written_down_writes_it_once_at_most_and_wholly(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    whole = device_engine("retain", "deadline").generate(PROMPT, 40).rounds
+    engine = device_engine("retain", "deadline")
+    settle_need = engine.cache.settle_need
+
+    def interrupt(num_met: int) -> int:
+        monkeypatch.setattr(engine.cache, "settle_need", settle_need)  # once
+        settle_need(num_met)
+        raise KeyboardInterrupt
+
+    def on_commit(tokens: list[int]) -> None:
+        assert engine.generation is not None
+        if len(engine.generation.rounds) == 1:
+            if where == "settled":
+                monkeypatch.setattr(engine.cache, "settle_need", interrupt)
+            else:
+                engine.generation.rounds = InterruptedList(engine.generation.rounds)
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPT, 40, on_commit)
+    assert engine.generation is not None
+    written = [(record.index, record.need_ms) for record in engine.generation.rounds]
+    assert written == [(record.index, record.need_ms) for record in whole[: 1 if where == "settled" else 2]]
+    assert whole[1].need_ms > 0

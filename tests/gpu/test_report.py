@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from rich.console import Console
 
 from specter.bench.__main__ import main
 from specter.bench.floors import StepBytes, ms_at
+from specter.bench.inputs import Inputs
 from specter.bench.kernels import SUMMARY_KEYS
 from specter.bench.measure import Sample, share
-from specter.bench.report import Report, Row, source_digest
+from specter.bench.report import SOURCES, Report, Row, provenance, source_digest
+from specter.gpu.full_size import FullSize
 from specter.model.spec import DEEPSEEK_V2_LITE
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference" / "h200" / "kernels.json"
@@ -55,10 +59,21 @@ def test_the_file_holds_what_the_table_shows(tmp_path: Path) -> None:
 
 
 def test_the_source_digest_follows_the_code(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("x = 1\n")
-    before = source_digest(tmp_path)
-    (tmp_path / "a.py").write_text("x = 2\n")
-    assert source_digest(tmp_path) != before
+    digests = set()
+    for name in ("specter/a.py", "specter/gpu/a.py", "baselines/a.py", "conf/system/a.yaml"):
+        for content in ("x = 1", "x = 2"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+            digests.add(source_digest(tmp_path))
+    assert len(digests) == 8
+    (tmp_path / "results.json").write_text("{}")
+    assert source_digest(tmp_path) in digests
+
+
+def test_the_record_digests_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
+    assert provenance(torch.device("cpu"), "abc")["source_sha256"] == source_digest(Path("."))
+    assert all(list(Path(".").glob(pattern)) for pattern in SOURCES)
 
 
 def test_the_shipped_reference_is_whole() -> None:
@@ -74,3 +89,16 @@ def test_bad_calls_are_errors_with_a_remedy(capsys: pytest.CaptureFixture[str]) 
     assert main([]) == 2 and "use kernels" in capsys.readouterr().err
     assert main(["kernels", "cap=3"]) == 2 and "cap_gb" in capsys.readouterr().err
     assert main(["kernels"]) == 2 and "not available" in capsys.readouterr().err
+
+
+def test_a_report_tells_quantized_experts_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
+    model = SimpleNamespace(spec=SimpleNamespace(name="narrow"), digest=lambda: "1")
+    full = SimpleNamespace(spec=model.spec, checkpoint=model, codes=SimpleNamespace(method="gptq"))
+    budget, digests = SimpleNamespace(device=torch.device("cpu")), []
+    for codes in ("1", "2", "1"):
+        (tmp_path / "model.safetensors").write_text(codes)
+        (tmp_path / "quantization.json").write_text(str(len(digests)))  # its report, which has times
+        report = Inputs(quantized=tmp_path).report(tmp_path / "out.json", cast(FullSize, full), cast(Any, budget))
+        digests.append(report.provenance["int4_sha256"])
+    assert digests[0] == digests[2] != digests[1]

@@ -28,9 +28,9 @@ def test_ratios_are_of_the_same_texts_and_bits_are_compared(
         tokens = [[1, 2], [3, 4]][:num_texts]
         if cell.system == wrong:
             tokens[-1] = [1, 9]
-        return CellResult(cell, [{"tpot_ms": tpot} for tpot in tpots_ms], tokens, 1.0)
+        return CellResult(cell, [{"tpot_ms": tpot} for tpot in tpots_ms], tokens, 1.0, cell.name)
 
-    own = SimpleNamespace(num_bytes={"draft_shared": 7, "draft_kv": 1})
+    own = SimpleNamespace(bytes_by_part={"draft_shared": 7, "draft_kv": 1})
     beds = SimpleNamespace(get=lambda cell, prompt_len: SimpleNamespace(own_memory=own))
     monkeypatch.setattr(rivals, "_run", run)
     report = Report(tmp_path / "rounds.json", {})
@@ -46,3 +46,5 @@ def test_ratios_are_of_the_same_texts_and_bits_are_compared(
     assert "INT4" in cells["specmoeoff_tuned", "low"]["draft_copy"]
     assert "draft_copy" not in cells["lru_next_gate", "low"]
     assert report.path.exists() and "same_experts" in report.facts["rivals"]["notes"]["memory"]
+    assert "4 tokens" in report.facts["rivals"]["notes"]["warm-up"]
+    assert cells["lru_next_gate", "low"]["warmed_by"] == "lru_next_gate, low, greedy"

@@ -77,8 +77,8 @@ def _layer(matrices: Int4Matrices, layer: int) -> Int4Matrices:
     return Int4Matrices(matrices.codes[layer], matrices.scales[layer], matrices.zeros[layer], matrices.group)
 
 
-def tokens_of(num_rows: int, spec: ModelSpec = SPEC) -> Tensor:
-    return torch.randint(0, spec.vocab, (num_rows,), dtype=torch.int32, generator=torch.Generator().manual_seed(7))
+def tokens_of(num_rows: int, spec: ModelSpec = SPEC, seed: int = 7) -> Tensor:
+    return torch.randint(0, spec.vocab, (num_rows,), dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:

@@ -14,7 +14,7 @@ from specter.gpu.target import Target
 from specter.gpu.weights import GpuKVCache
 from specter.model.spec import ModelSpec
 from tests.helpers import TINY, TINY_PHI, TINY_QWEN
-from tests.kernels.test_device_model import check_unfused, engine
+from tests.kernels.test_device_model import check_short_pass, check_unfused, engine
 from tests.kernels.test_gpu_decoder import (
     DEVICE,
     TARGET,
@@ -54,6 +54,12 @@ def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:
 
 def test_what_the_next_router_foresees_is_the_cpu_decoders_word(models: Models) -> None:
     check_foresight(models)
+
+
+def test_a_short_pass_is_launched_as_a_longer_one_that_was_captured(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_short_pass(models, monkeypatch) > 0
 
 
 def test_the_unfused_draft_computes_the_same(models: Models) -> None:

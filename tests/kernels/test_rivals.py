@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -18,7 +18,7 @@ from specter.build import build_engine
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
-from specter.experts.transfer import WriteBack as Write
+from specter.experts.transfer import SendBack
 from specter.gpu import bed, live
 from specter.gpu.arena import DeviceArena
 from specter.gpu.bed import Bed
@@ -30,8 +30,8 @@ from specter.gpu.loading import load_store
 from specter.gpu.memory import DeviceBudget, DeviceUse
 from specter.gpu.own_draft import OwnMemory
 from specter.gpu.store import PinnedStore
-from specter.gpu.target import Target
-from specter.gpu.weights import GpuKVCache, GpuWeights
+from specter.gpu.target import OUTPUT_ROWS, Target
+from specter.gpu.weights import GpuKVCache, GpuWeights, tensors_in
 from specter.gpu.write_back import WriteBack
 from specter.kernels.int4_moe import PackedExperts
 from specter.model.base import ForeseeingPass, Model
@@ -205,18 +205,6 @@ def test_an_own_draft_needs_memory_of_its_own(full: FullSize) -> None:
         assert torch.equal(copied, tensor) and copied.data_ptr() != tensor.data_ptr()
 
 
-def tensors(part: object) -> Iterator[torch.Tensor]:
-    """Every tensor of nested dataclasses and lists."""
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, list):
-        for one in part:
-            yield from tensors(one)
-    elif dataclasses.is_dataclass(part):
-        for field in dataclasses.fields(part):
-            yield from tensors(getattr(part, field.name))
-
-
 def test_what_the_next_router_foresees_is_the_cpu_decoders_word_and_disturbs_nothing(models: Models) -> None:
     check_foresight(models)
 
@@ -233,7 +221,7 @@ def check_foresight(models: Models) -> None:
         moe = layer - spec.num_dense_layers
         if routing is None or expected is None:
             continue
-        state = list(tensors([target.x, target.scaled, target.scales, target.router, target.shared, target.routing]))
+        state = list(tensors_in([target.x, target.scaled, target.scales, target.router, target.shared, target.routing]))
         before = [tensor.clone() for tensor in state]
         foreseen = cast(ForeseeingPass, one).foresee(layer)
         if IS_CUDA:
@@ -249,6 +237,22 @@ def check_foresight(models: Models) -> None:
         reference.combine(layer)
         one.run_experts(layer, experts, table[moe, experts].tolist())
         one.combine(layer)
+
+
+@pytest.mark.parametrize(("prompt_len", "captured"), [(OUTPUT_ROWS, {1, OUTPUT_ROWS}), (OUTPUT_ROWS + 1, {1})])
+def test_a_prompts_pass_is_captured_only_where_prefill_can_launch_it(
+    device: DeviceLive, config: RunConfig, monkeypatch: pytest.MonkeyPatch, prompt_len: int, captured: set[int]
+) -> None:
+    asked: list[set[int]] = []
+
+    def capture(bed: Bed, row_counts: Iterable[int], foresees: bool) -> None:
+        asked.append(set(row_counts))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bed, "capture", capture)
+    with pytest.raises(KeyboardInterrupt):
+        device.run(dataclasses.replace(config, kv_capacity=128), [1] * prompt_len, ())
+    assert asked == [captured]
 
 
 class _Dimensions:
@@ -271,7 +275,7 @@ def test_what_a_swap_sends_back_arrives_on_the_host(full: FullSize, config: RunC
         arena.write(slot, full.store.payload(expert))
         content[slot] = expert
 
-    def open_write_back(num_buffers: int) -> Write:
+    def open_write_back(num_buffers: int) -> SendBack:
         opened.append(WriteBack(arena, num_buffers))
 
         def write_back(slot: int) -> None:
