@@ -133,7 +133,6 @@ def provenance(device: torch.device, commit: str, **inputs: str) -> dict[str, An
         "gpu": torch.cuda.get_device_name(device),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "kernel": platform.release(),
         "num_threads": torch.get_num_threads(),
         "commit": commit or _run("git", "rev-parse", "HEAD") or "unknown",
         "source_sha256": source_digest(Path(__file__).parents[2]),
