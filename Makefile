@@ -18,7 +18,7 @@ reproduce: $(READY)
 	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) -- all
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile
 
 smoke: $(READY)
 	$(BIN)/snakemake --cores $(CORES) -- smoke
