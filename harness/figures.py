@@ -76,7 +76,7 @@ def models(frames: Frames) -> Figure:
     frame = spread_budgets(frames["main"])
     samplings, _ = tiers(frame)
     named = in_order(frame["charged_as"].unique().tolist(), MODELS)
-    figure, axes = panels(len(samplings), len(named), WIDE, 1.9 * len(samplings) + 0.3, sharey="col")
+    figure, axes = panels(len(samplings), len(named), WIDE, 2.2 * len(samplings) + 0.3, sharey="col")
     order = in_order(frame["system"].unique().tolist(), SYSTEMS)
     for row, sampling in zip(axes, samplings, strict=True):
         for panel, model in zip(row, named, strict=True):
@@ -84,10 +84,10 @@ def models(frames: Frames) -> Figure:
             times = part.groupby(["budget", "system", "dataset"])["tpot_ms"].mean().groupby(["budget", "system"]).mean()
             budgets = tiers(part)[1]
             means = times.unstack().reindex(columns=order).loc[budgets]  # no bar where a model does not run a system
-            bars = Bars(means).renamed([budget_title(part, one) for one in budgets])
+            bars = Bars(means).renamed([budget_title(part, one).replace(" (", "\n(") for one in budgets])
             grouped_bars(panel, bars, COLOURS, SYSTEMS, label_all=True, rotation=90)
             k = part.loc[part["speculative"], "k"].max()
-            panel.set_title(f"{titled(MODELS, model)}, K = {k}, {sampling_title(frame, sampling)}")
+            panel.set_title(f"{titled(MODELS, model)}, K = {k},\n{sampling_title(frame, sampling)}", fontsize=7.5)
         row[0].set_ylabel("TPOT (ms per token)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4)

@@ -135,8 +135,11 @@ def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
 
 
 def checkpoint_line(frame: pd.DataFrame) -> str:
-    pairs = frame[["checkpoint_kind", "charged_as"]].drop_duplicates().itertuples(index=False)
-    return ", ".join(f"{titled(CHECKPOINTS, kind)} {titled(MODELS, model)}" for kind, model in pairs)
+    pairs = frame[["checkpoint_kind", "charged_as"]].drop_duplicates()
+    kinds = dict(zip(pairs["charged_as"], pairs["checkpoint_kind"], strict=True))
+    return ", ".join(
+        f"{titled(CHECKPOINTS, kinds[model])} {titled(MODELS, model)}" for model in in_order(list(kinds), MODELS)
+    )
 
 
 def per_model(frame: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> str:
@@ -222,9 +225,10 @@ def caveats(frame: pd.DataFrame) -> list[str]:
             "spend on slots. A budget's experts per layer are Specter's."
         )
     if "fits_device" in frame:
-        beyond = frame.loc[~frame["fits_device"].astype(bool), ["system", "hardware"]].drop_duplicates()
-        for system, machine in beyond.to_numpy().tolist():
-            notes.append(f"{titled(SYSTEMS, system)} does not fit {titled(HARDWARE, machine)}.")
+        beyond = frame.loc[~frame["fits_device"].astype(bool), ["system", "hardware", "charged_as"]].drop_duplicates()
+        for system, machine, model in beyond.to_numpy().tolist():
+            of_which = f" of {titled(MODELS, model)}" if frame["charged_as"].nunique() > 1 else ""
+            notes.append(f"{titled(SYSTEMS, system)}{of_which} does not fit {titled(HARDWARE, machine)}.")
     for sampling, texts in frame.groupby("sampling"):
         grams = texts.groupby("charged_as")["distinct_4grams"].mean()
         looping = in_order(grams.index[grams < LOOPING].tolist(), MODELS)
