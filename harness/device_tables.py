@@ -14,9 +14,9 @@ import pandas as pd
 
 from harness.device import OURS, SWITCHED, choice_cells, over_floors, provenance, read_cells
 from harness.frames import MODELS, SYSTEMS, Table, in_order, titled
-from harness.jobs import run_job, write_whole
+from harness.jobs import run_job
 from harness.scales import read_record
-from harness.tables import FORMATS
+from harness.tables import save
 from specter.errors import SpecterError
 
 # Rows of a family's bench: a part of the name, and the column.
@@ -154,10 +154,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--out", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
-    table = BUILD[arguments.table](arguments.directory)
-    for path in arguments.out:
-        write_whole(path, FORMATS[path.suffix](table))
-    print(f"wrote {', '.join(map(str, arguments.out))}")
+    save(BUILD[arguments.table](arguments.directory), arguments.out)
 
 
 if __name__ == "__main__":

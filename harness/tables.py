@@ -266,16 +266,20 @@ def to_csv(table: Table) -> str:
 FORMATS: dict[str, Callable[[Table], str]] = {".tex": to_latex, ".md": to_markdown, ".csv": to_csv}
 
 
+def save(table: Table, paths: Sequence[Path]) -> None:
+    """Writes every path in the format of its suffix."""
+    for path in paths:
+        write_whole(path, FORMATS[path.suffix](table))
+    print(f"wrote {', '.join(map(str, paths))}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", choices=BUILD)
     parser.add_argument("--out", type=Path, nargs="+", required=True)
     parser.add_argument("--tidy", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
-    table = BUILD[arguments.table](read(arguments.tidy))
-    for path in arguments.out:
-        write_whole(path, FORMATS[path.suffix](table))
-    print(f"wrote {', '.join(map(str, arguments.out))}")
+    save(BUILD[arguments.table](read(arguments.tidy)), arguments.out)
 
 
 if __name__ == "__main__":
