@@ -14,10 +14,9 @@ from torch import Tensor
 from specter.gpu.attention import build_attention
 from specter.gpu.graphs import Graph
 from specter.gpu.tuning import DRAFT, DraftTuning
-from specter.gpu.weights import GpuKVCache, GpuWeights, Norm
+from specter.gpu.weights import GpuKVCache, GpuWeights
 from specter.kernels import int4_moe, select, skinny
 from specter.kernels.device import Stream
-from specter.kernels.layer_norm import layer_norm
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
 
@@ -109,7 +108,7 @@ class Draft:
         stream = self._embedded
         # Not launched early: what follows it may then rely on everything before this step being complete.
         select.embed(self.feed, weights.embedding, stream, weights.layers[0].norm.gain, pdl=False)
-        self._normalise(stream, weights.layers[0].norm, None)
+        weights.layers[0].norm.finish(stream, spec.norm_eps, pdl)
         for index, layer in enumerate(weights.layers):
             last = index + 1 == spec.num_layers
             next_norm = weights.norm if last else weights.layers[index + 1].norm
@@ -122,7 +121,7 @@ class Draft:
             else:
                 stream = self._moe_done
                 self.run_moe(index, moe, next_norm.gain)
-            self._normalise(stream, next_norm, None)
+            next_norm.finish(stream, spec.norm_eps, pdl)
         skinny.norm_linear(stream, weights.head, self.logits[0], spec.norm_eps, tuning.head, pdl, weights.head_bias)
         self._select.advance(self.logits, self.tokens, self.feed, self.position, self.step_index, pdl)
 
@@ -135,12 +134,7 @@ class Draft:
         skinny.linear_residual(
             self._values[0], layer.o, self._attended, layer.mlp_norm.gain, octets, tuning.out, pdl, layer.o_bias
         )
-        self._normalise(self._attended, layer.mlp_norm, self._octets)
-
-    def _normalise(self, stream: Stream, norm: Norm, octets: Octets | None) -> None:
-        """LayerNorm's pass; RMSNorm has none."""
-        if norm.bias is not None:
-            layer_norm(stream, norm.gain, norm.bias, octets, self.weights.spec.norm_eps, self.pdl)
+        layer.mlp_norm.finish(self._attended, spec.norm_eps, pdl, self._octets)
 
     def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
         """Router, shared and routed experts of layer `index`, MoE layer `moe`, added to the residual stream."""

@@ -12,7 +12,6 @@ import torch
 from specter.gpu.target import Target
 from specter.kernels import grouped_mlp, mail, tiles
 from specter.kernels.grouped_mlp import Routing
-from specter.kernels.layer_norm import layer_norm
 
 
 class DeviceForesight:
@@ -40,7 +39,7 @@ class DeviceForesight:
         if norm.bias is None:
             torch.mul(stream.x, norm.gain, out=stream.scaled)
         else:
-            layer_norm(stream, norm.gain, norm.bias, None, spec.norm_eps, target.pdl)
+            norm.finish(stream, spec.norm_eps, target.pdl)
         router, logits = following.wide[: spec.num_experts], self._logits[rows]
         tiles.norm_linear(stream, router, logits, spec.norm_eps, target.tuning.qkv, target.pdl)
         routing = dataclasses.replace(

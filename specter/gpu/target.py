@@ -18,7 +18,6 @@ from specter.gpu.weights import GpuKVCache, GpuWeights, Norm
 from specter.kernels import grouped_mlp, select, tiles
 from specter.kernels.device import Stream
 from specter.kernels.grouped_mlp import Routing
-from specter.kernels.layer_norm import layer_norm
 from specter.kernels.routing import Rule
 
 OUTPUT_ROWS = 64  # rows that can ask for a token in one pass
@@ -158,7 +157,7 @@ class Target:
         tokens = self.feed if feed is None else feed
         norm = self.weights.layers[0].norm
         select.embed(tokens, self.weights.embedding, stream, norm.gain, pdl=False)
-        self._normalise(stream, norm)
+        norm.finish(stream, self.weights.spec.norm_eps, self.pdl)
 
     def mix(self, index: int, num_rows: int) -> None:
         """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""
@@ -171,7 +170,7 @@ class Target:
             self._attention.rows(index, self.qkv[rows], self.positions[part], self.values[rows])
         values, norm = self.values[:num_rows], layer.mlp_norm
         tiles.linear_residual(values, layer.o, attended, norm.gain, tuning.out, pdl, layer.o_bias)
-        self._normalise(attended, norm)
+        norm.finish(attended, self.weights.spec.norm_eps, self.pdl)
         is_moe = index >= spec.num_dense_layers
         inner = self.shared[:num_rows] if is_moe else self.dense[:num_rows]
         router = self.router[:num_rows] if is_moe else self.router[:num_rows, :0]
@@ -181,7 +180,7 @@ class Target:
         else:
             done, norm = self._stream(self._squares_done, num_rows), self._next_norm(index)
             tiles.linear_residual(inner, layer.down, done, norm.gain, tuning.down, pdl)
-            self._normalise(done, norm)
+            norm.finish(done, self.weights.spec.norm_eps, self.pdl)
 
     def run_experts(self, slots: Tensor, num_rows: int) -> None:
         """One wave of the layer that `mix` was last called for: slots int32 [E] on the device, -1 if not in it."""
@@ -200,7 +199,7 @@ class Target:
             self.routing.weights[:num_rows], self.tuning.down, self.pdl,
             self.router[:num_rows, spec.num_experts] if spec.shared_gate else None,
         )  # fmt: skip
-        self._normalise(done, norm)
+        norm.finish(done, self.weights.spec.norm_eps, self.pdl)
 
     def choose(self, num_rows: int, num_outputs: int) -> None:
         """Logits and tokens of the last `num_outputs` rows."""
@@ -209,11 +208,6 @@ class Target:
         eps, launch = weights.spec.norm_eps, self.tuning.head
         tiles.norm_linear(stream, weights.head, logits, eps, launch, self.pdl, weights.head_bias)
         self._select.choose(logits, self.positions[-1], self.tokens[:num_outputs], self.pdl)
-
-    def _normalise(self, stream: Stream, norm: Norm) -> None:
-        """LayerNorm's pass; RMSNorm has none."""
-        if norm.bias is not None:
-            layer_norm(stream, norm.gain, norm.bias, None, self.weights.spec.norm_eps, self.pdl)
 
     def attended(self, num_rows: int) -> Stream:
         """The residual stream between a layer's attention and its MLP: from `mix` of a MoE layer to its `combine`."""

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.kernels.device import Stream
+from specter.kernels.layer_norm import layer_norm
+from specter.kernels.octets import Octets
 from specter.model.rope import rotary_table
 from specter.model.spec import ModelSpec
 
@@ -21,6 +24,11 @@ class Norm:
 
     gain: Tensor  # [D]
     bias: Tensor | None  # [D]
+
+    def finish(self, stream: Stream, eps: float, pdl: bool, octets: Octets | None = None) -> None:
+        """LayerNorm's pass over a stream just written (see `layer_norm`); RMSNorm has none."""
+        if self.bias is not None:
+            layer_norm(stream, self.gain, self.bias, octets, eps, pdl)
 
 
 @dataclass(frozen=True, slots=True)
