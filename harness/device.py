@@ -1,4 +1,4 @@
-"""Figures of what was measured on a device: `data/reference/<machine>/rounds.json` and its traces.
+"""Figures of what was measured on a device: `data/reference/<machine>/rounds.json` and its traces, and the others'.
 
 python -m harness.device rounds data/reference/h200 --out figures/device/h200_rounds.png
 """
@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from harness import device_models
 from harness.drawing import COLOURS, WIDE, footer, panels, save
 from harness.frames import LOOPING, SYSTEMS, titled
 from harness.jobs import run_job
@@ -234,7 +235,9 @@ def _second_round(path: Path) -> list[tuple[float, float, str, str]]:
     return [((ts - begin) / 1e3, dur / 1e3, lane, name.split()[0]) for ts, dur, lane, name in inside]
 
 
-FIGURES: dict[str, Callable[[Path], Figure]] = {draw.__name__: draw for draw in (rounds, ablation, trace)}
+FIGURES: dict[str, Callable[[Path], Figure]] = {
+    draw.__name__: draw for draw in (rounds, ablation, trace, *device_models.DRAW)
+}
 
 
 def main() -> None:

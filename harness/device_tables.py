@@ -1,4 +1,4 @@
-"""Tables of what was measured on a device: `data/reference/<machine>/{rounds,families_*}.json`.
+"""Tables of what was measured on a device: `data/reference/<machine>/{rounds,families_*,clock}.json`.
 
 python -m harness.device_tables choices data/reference/h200 --out paper_tables/device/h200_choices.md
 """
@@ -13,23 +13,37 @@ from typing import Any
 import pandas as pd
 
 from harness.device import OURS, SWITCHED, choice_cells, over_floors, provenance, read_cells
+from harness.device_models import clock_line, demand_equal, median_of, read_clock, read_families
 from harness.frames import MODELS, SYSTEMS, Table, in_order, titled
 from harness.jobs import run_job
 from harness.scales import read_record
 from harness.tables import save
 from specter.errors import SpecterError
 
-# Rows of a family's bench: a part of the name, and the column.
+# What a model's bench measured: title, and the row of its table (or how that begins).
 LATENCIES = {
-    "draft step": "draft step (ms)",
-    "plain decoding": "plain step, resident (ms)",
-    "experts of a layer: BF16 grouped": "BF16 experts, 1 row (us)",
-    "experts of a layer: INT4 fused, 2 launches": "INT4 fused, 1 row (us)",
-    "experts of a layer: INT4 fused, one expert": "INT4 by expert, 1 row (us)",
-    "experts of a layer: INT4 reference": "INT4 reference, 1 row (us)",
-    "prefill of 16 rows, a layer: INT4 fused, 2 launches": "INT4 fused, 16 rows (us)",
-    "prefill of 16 rows, a layer: INT4 fused, one expert": "INT4 by expert, 16 rows (us)",
-    "prefill of 16 rows, a layer: INT4 reference": "INT4 reference, 16 rows (us)",
+    "plain step, 16 bit, all resident (ms)": "plain decoding",
+    "draft step, INT4 fused (ms)": "draft step, graph, 1 row, INT4",
+    "draft step, INT4 unfused (ms)": "draft step, graph, 1 row, INT4 unfused",
+    "BF16 experts, 1 row (us)": "experts of a layer: BF16 grouped",
+    "INT4 fused, 1 row (us)": "experts of a layer: INT4 fused, 2 launches",
+    "INT4 by expert, 1 row (us)": "experts of a layer: INT4 fused, one expert",
+    "INT4 reference, 1 row (us)": "experts of a layer: INT4 reference",
+    "INT4 fused, 16 rows (us)": "prefill of 16 rows, a layer: INT4 fused, 2 launches",
+    "INT4 by expert, 16 rows (us)": "prefill of 16 rows, a layer: INT4 fused, one expert",
+    "INT4 reference, 16 rows (us)": "prefill of 16 rows, a layer: INT4 reference",
+}
+# The same of whole systems: title, and the key of its summary.
+WHOLE = {
+    "offloaded, 16 bit, LRU: TPOT (ms)": "tpot_ms.lru",
+    "the same, tokens per s": "tok_per_s.lru",
+    "offloaded, INT4 draft unfused: TPOT (ms)": "tpot_ms.specter_deadline.unfused",
+    "unfused, tokens per s": "tok_per_s.specter_deadline.unfused",
+    "offloaded, INT4 draft fused: TPOT (ms)": "tpot_ms.specter_deadline",
+    "fused, tokens per s": "tok_per_s.specter_deadline",
+    "× floor_trace, fused": "over_floor_trace.specter_deadline",
+    "store (GB/s)": "store_load_gb_per_s",
+    "peak device (GB)": "peak_device_gb",
 }
 
 
@@ -61,7 +75,7 @@ def rivals(directory: Path) -> Table:
             f"{path} has no rivals",
             "measure them into it: python -m specter.bench rounds sections=rivals out=...",
         )
-    _demand_equal(path, content["summary"], "rivals_bit_equal")
+    demand_equal(path, content["summary"], "rivals_bit_equal")
     cells = {(cell["system"], cell["tier"]): cell for cell in facts["cells"] if cell["system"] != "resident"}
     rows = []
     for tier in ("high", "low"):
@@ -90,62 +104,57 @@ def rivals(directory: Path) -> Table:
 
 
 def families(directory: Path) -> Table:
-    """16 bits against INT4, model by model.
-
-    Raises:
-        SpecterError: no model was measured, or a model's tokens differ from plain decoding's.
-    """
-    found = {path.stem.removeprefix("families_"): path for path in directory.glob("families_*.json")}
-    if not found:
-        raise SpecterError(f"{directory} has no families_*.json", "measure: python -m specter.bench families model=...")
-    rows, sources = [], []
-    for model in in_order(list(found), MODELS):
-        content = read_record(found[model])
+    """16 bits against INT4, model by model. Raises SpecterError as `read_families`."""
+    columns, sources = {}, []
+    for model, content in read_families(directory).items():
         summary, where = content["summary"], content["provenance"]
-        _demand_equal(found[model], summary, "bit_equal.texts")
-        latencies = {
-            column: next((row["median"] for row in content["table"] if row["name"].startswith(start)), float("nan"))
-            for start, column in LATENCIES.items()
+        columns[titled(MODELS, model)] = {
+            **{title: median_of(content, name) for title, name in LATENCIES.items()},
+            **{title: summary.get(key, float("nan")) for title, key in WHOLE.items()},
+            "acceptance (%)": summary["acceptance.specter_deadline"] * 100,
         }
-        rows.append(
-            {
-                "model": titled(MODELS, model),
-                **latencies,
-                "16 bit, LRU: TPOT (ms)": summary["tpot_ms.lru"],
-                "tokens per s": summary["tok_per_s.lru"],
-                "INT4 draft, ours: TPOT (ms)": summary["tpot_ms.specter_deadline"],
-                "tokens per s, ours": summary["tok_per_s.specter_deadline"],
-                "× floor_trace, ours": summary["over_floor_trace.specter_deadline"],
-                "acceptance (%)": summary["acceptance.specter_deadline"] * 100,
-                "store (GB/s)": summary["store_load_gb_per_s"],
-                "peak device (GB)": summary["peak_device_gb"],
-            }
-        )
         slots = content["facts"]["slots"]
         sources.append(f"{titled(MODELS, model)}: {where['model']}; {where['gpu']}; slots: {slots}; {where['commit']}.")
     notes = [
-        "Device clock; medians of 5; published high budget and K, equal slots, greedy; tokens of both systems equal "
-        "those of resident plain decoding. Experts: those of one layer. × floor_trace: mean of the texts' ratios.",
+        "Device clock; medians of 5; published high budget and K, equal slots, greedy; all tokens equal those of "
+        "resident plain decoding. Experts: those of one layer. × floor_trace: mean of the texts' ratios. Unfused: "
+        "experts chosen one by one and dequantised in plain torch, in a CUDA graph.",
         *sources,
     ]
     stated = {"clock": "device", "checkpoint": "narrow stand-ins, inflated"}
-    return Table("16 bits against INT4, by model", pd.DataFrame(rows), 1, notes, stated)
+    return Table("16 bits against INT4, by model", pd.DataFrame(columns).reset_index(names=""), 1, notes, stated)
 
 
-def _demand_equal(path: Path, summary: dict[str, Any], key: str) -> None:
-    """Raises SpecterError if the record of `path` does not say that tokens were plain decoding's."""
-    if summary.get(key) is not True:
-        raise SpecterError(
-            f"{path}: {key} is not true, its tokens were not shown to equal plain decoding's",
-            f"find out why, and measure again: python -m specter.bench {path.stem.partition('_')[0]}",
-        )
+def clock(directory: Path) -> Table:
+    """What the virtual clock charges for runs that were measured."""
+    where, frame = read_clock(directory)
+    rows = []
+    for system in [*in_order(frame["system"].unique().tolist(), SYSTEMS), "all"]:
+        for tier in ("high", "low"):
+            mine = frame[(frame["tier"] == tier) & ((frame["system"] == system) | (system == "all"))]
+            if len(mine):
+                rows.append(
+                    {
+                        "system": titled(SYSTEMS, system),
+                        "budget": tier,
+                        "measured TPOT (ms)": mine["measured_tpot_ms"].mean(),
+                        "charged TPOT (ms)": mine["charged_tpot_ms"].mean(),
+                        "charged over measured, median": mine["ratio"].median(),
+                        "least": mine["ratio"].min(),
+                        "greatest": mine["ratio"].max(),
+                        "runs": str(len(mine)),
+                    }
+                )
+    notes = [f"{clock_line(where, frame)}. Greedy and seeded runs together."]
+    stated = {"clock": "virtual against device", "hardware": where["gpu"], "checkpoint": where["model"]}
+    return Table("The virtual clock against the device", pd.DataFrame(rows), 2, notes, stated)
 
 
 def _stated(where: dict[str, Any]) -> dict[str, str]:
     return {"clock": "device", "hardware": where["gpu"], "checkpoint": where["model"]}
 
 
-BUILD: dict[str, Callable[[Path], Table]] = {build.__name__: build for build in (choices, rivals, families)}
+BUILD: dict[str, Callable[[Path], Table]] = {build.__name__: build for build in (choices, rivals, families, clock)}
 
 
 def main() -> None:

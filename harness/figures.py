@@ -143,8 +143,10 @@ def acceptance(frames: Frames) -> Figure:
             elinewidth=0.8,
             label=sampling,
         )
-    forced = frames["probe"].query("quantity == 'acceptance' and mode == 'teacher-forced'")["value"].mean() * 100
-    panel.axhline(forced, color=MODES["teacher-forced"], lw=1, label=f"teacher-forced, held-out text ({forced:.1f})")
+    forced = frames["probe"].query("quantity == 'acceptance' and mode == 'teacher-forced'")["value"] * 100
+    if len(forced):
+        label = f"teacher-forced, held-out text ({forced.mean():.1f})"
+        panel.axhline(forced.mean(), color=MODES["teacher-forced"], lw=1, label=label)
     panel.axhline(published.ACCEPTANCE_MEAN * 100, color=PAPER, lw=1, ls="--", label="paper: mean of its models (96.6)")
     given = published.ACCEPTANCE.get(frame["charged_as"].iloc[0])
     if given is not None:

@@ -186,9 +186,10 @@ def probe_line(frame: pd.DataFrame) -> str:
     """Provenance of the probes, which no clock and no machine enters."""
     generated = frame[frame["mode"] != "teacher-forced"].rename(columns={"mode": "sampling"})
     samplings = " and ".join(sampling_title(generated, name) for name in sorted(generated["sampling"].unique()))
+    forced = "" if len(generated) == len(frame) else "teacher-forced: held-out text; "
     return (
         f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; {samplings}: texts generated "
-        f"from {per_model(generated, _num_datasets)}; teacher-forced: held-out text; no clock involved"
+        f"from {per_model(generated, _num_datasets)}; {forced}no clock involved"
     )
 
 

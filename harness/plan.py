@@ -165,6 +165,7 @@ def _base(scale: Scale, model: str, dataset: str, results: str, kv_capacity: int
     base = compose([f"model={model}", f"dataset={dataset}"])
     base.kv_capacity = kv_capacity
     base.max_new_tokens, base.warmup_tokens, base.results = scale.max_new_tokens, scale.warmup_tokens, results
+    base.clock = scale.clock
     return to_dict(base)
 
 
@@ -189,7 +190,7 @@ def matrix(scale: str, experiment: str, model: str, dataset: str) -> Matrix:
         systems=systems,
         budgets=[_budget(name) | {"policy": policy} for policy in what.policies for name in what.budgets],
         samplings=[_group("sampling", name) for name in what.samplings],
-        hardware=[_group("hardware", name) for name in what.hardware],
+        hardware=[_group("hardware", name) for name in size.hardware or what.hardware],
         depths={system["name"]: _depths(size, what, model, system) for system in systems},
         prompt_tokens=what.prompt_tokens,
         inputs=_inputs(size, what, model),

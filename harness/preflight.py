@@ -8,20 +8,35 @@ from typing import Any
 
 from harness.jobs import run_job, write_json
 from harness.plan import compose
-from harness.scales import Scale, load_scale
+from harness.scales import CONF, Scale, load_scale
 from specter.errors import SpecterError
+from specter.timeline.hardware import load_hardware
 
+MOST_OF = 0.9  # of its nominal memory is what a driver leaves of a device
 ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 all"
+
+
+def check_device(scale: Scale) -> None:
+    """Raises SpecterError unless there is a GPU with the memory of the machine that the scale names."""
+    import torch  # seconds to import, and only these scales need it
+
+    if not torch.cuda.is_available():
+        raise SpecterError(f"scale {scale.name} needs {scale.needs}, and there is no CUDA device", ELSEWHERE)
+    for name in scale.hardware:
+        needed = load_hardware(CONF / "hardware" / f"{name}.yaml").device_memory_bytes
+        total = torch.cuda.get_device_properties(0).total_memory
+        if total < MOST_OF * needed:
+            raise SpecterError(
+                f"scale {scale.name} measures {name}, {needed} bytes, and {torch.cuda.get_device_name(0)} has {total}",
+                f"name a smaller machine in conf/scale/{scale.name}.yaml (hardware: ...), {ELSEWHERE}",
+            )
 
 
 def check(scale: Scale) -> dict[str, Any]:
     """What was found. Raises SpecterError naming the first thing that is missing."""
     title = f"scale {scale.name} ({scale.about})"
-    if scale.clock != "virtual":
-        raise SpecterError(
-            f"{title} needs {scale.needs}, and the workflow cannot measure on the {scale.clock} clock yet",
-            f"measure parts of the runtime on a GPU by python -m specter.bench kernels, {ELSEWHERE}",
-        )
+    if scale.clock == "device":
+        check_device(scale)
     for name in scale.models:
         model = compose([f"model={name}"]).model
         if not (Path(model.checkpoint) / "config.json").is_file():

@@ -1,6 +1,7 @@
 """Measures a draft: fidelity per layer, acceptance, accepted runs, expert union and repetition, as one long table.
 
-Greedy and seeded rows come from the recordings, at the K recorded most often; teacher-forced ones from held-out text.
+Greedy and seeded rows come from the recordings, at the K recorded most often; teacher-forced ones from as many held-out
+texts as the scale asks for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from harness.recordings import Entry, read_manifest
 from specter.config import SHARED, RunConfig, from_values
 from specter.live import LiveModel
 from specter.metrics import distinct_4grams
+from specter.model.spec import read_spec
 from specter.probes.routing import (
     acceptance,
     accepted_runs,
@@ -92,15 +94,17 @@ def measure(config: RunConfig, plan: ProbePlan, manifests: list[Path]) -> list[R
     tokenizer = load_tokenizer(config)
     texts = [tokenizer.encode(text).ids for text in shipped_texts(HELD_OUT)[: plan.num_texts]]
     rows: list[Row] = []
-    with progress_bar() as progress:
-        model = LiveModel.load(config, progress)
-        for tokens in steps(texts, f"probe {config.model.name}", progress):
-            cut = tokens[: config.kv_capacity - config.tile_rows]
-            rows += [{"mode": "teacher-forced", "dataset": HELD_OUT.stem} | row for row in forced_rows(model, cut)]
+    if texts:
+        with progress_bar() as progress:
+            model = LiveModel.load(config, progress)
+            for tokens in steps(texts, f"probe {config.model.name}", progress):
+                cut = tokens[: config.kv_capacity - config.tile_rows]
+                rows += [{"mode": "teacher-forced", "dataset": HELD_OUT.stem} | row for row in forced_rows(model, cut)]
+    num_experts = read_spec(Path(config.model.checkpoint)).num_experts
     for path in manifests:
         entries, _ = read_manifest(path)
         for sampling in sorted({live.sampling for live in entries}):
-            found = generated_rows(entries, sampling, model.decoder.num_experts)
+            found = generated_rows(entries, sampling, num_experts)
             named = {"mode": sampling, "dataset": path.stem, "temperature": plan.temperatures[sampling]}
             rows += [named | row for row in found]
     return rows

@@ -108,8 +108,9 @@ def runs(frames: Frames) -> Figure:
     for panel, model in zip(axes[0], named, strict=True):
         for mode, colour in MODES.items():
             mine = frame[(frame["charged_as"] == model) & (frame["mode"] == mode)]
-            lengths, alpha = run_lengths(mine), pooled_acceptance(mine)
-            if not len(lengths) or alpha >= 1:
+            lengths = run_lengths(mine)
+            alpha = pooled_acceptance(mine) if len(lengths) else 1.0
+            if alpha >= 1:
                 continue
             n = np.arange(lengths.index.max() + 1)
             longer = lengths[::-1].cumsum().reindex(n, method="bfill") / lengths.sum()

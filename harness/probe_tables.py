@@ -35,12 +35,17 @@ def models(frame: pd.DataFrame) -> list[str]:
     return in_order(frame["charged_as"].unique().tolist(), MODELS)
 
 
+def modes(of_model: pd.DataFrame) -> list[str]:
+    """The kinds of text that a model was probed on."""
+    return [mode for mode in MODES if (of_model["mode"] == mode).any()]
+
+
 def fidelity(frames: Frames) -> Table:
     probe = frames["probe"]
     rows: list[dict[str, Any]] = []
     for model in models(probe):
         of_model = probe[probe["charged_as"] == model]
-        for mode in MODES:
+        for mode in modes(of_model):
             mine = of_model[of_model["mode"] == mode]
             layers = mine[mine["quantity"] == "fidelity"].groupby("layer")["value"].mean() * 100
             means = mine.groupby("quantity")["value"].mean()
@@ -143,8 +148,9 @@ def runs(frames: Frames) -> Table:
     probe = frames["probe"]
     rows: list[dict[str, Any]] = []
     for model in models(probe):
-        for mode in MODES:
-            mine = probe[(probe["charged_as"] == model) & (probe["mode"] == mode)]
+        of_model = probe[probe["charged_as"] == model]
+        for mode in modes(of_model):
+            mine = of_model[of_model["mode"] == mode]
             lengths = run_lengths(mine)
             alpha = pooled_acceptance(mine)
             cumulated = lengths.cumsum() / lengths.sum()

@@ -93,7 +93,8 @@ class Scale:
     max_new_tokens: int
     warmup_tokens: int
     num_live_checks: int
-    num_probe_texts: int
+    num_probe_texts: int  # held-out texts that the probe reads with the CPU's decoder; 0: recordings only
+    hardware: list[str] = field(default_factory=list)  # instead of the experiments'; on the device clock, this machine
     others: Share | None = None  # none: every model runs all of it
 
     def share(self, model: str) -> Share:
@@ -225,10 +226,20 @@ def read_record(path: Path) -> Values:
 
 
 def device_tables(machine: Path) -> list[str]:
-    """The tables that the records of a machine can fill: `rivals` and `families` are measured by choice."""
+    """The tables that the records of a machine can fill."""
     has_rivals = read_record(machine / "rounds.json")["facts"].get("rivals") is not None
-    has_families = any(machine.glob("families_*.json"))
-    return ["choices", *["rivals"] * has_rivals, *["families"] * has_families]
+    return ["choices", *["rivals"] * has_rivals, *_by_choice(machine)]
+
+
+def device_figures(machine: Path) -> list[str]:
+    """The figures that the records of a machine can fill."""
+    return ["rounds", "ablation", "trace", *_by_choice(machine)]
+
+
+def _by_choice(machine: Path) -> list[str]:
+    """What has records of its own, which need not be there."""
+    has_families, has_clock = any(machine.glob("families_*.json")), (machine / "clock.json").is_file()
+    return [*["families"] * has_families, *["clock"] * has_clock]
 
 
 def drawn(scale: str, name: str) -> str:

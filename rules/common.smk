@@ -1,6 +1,6 @@
 # What the rules share: which files a stage's code is, and what a scale delivers.
-DEVICE_FIGURES = ("rounds", "ablation", "trace")
-DEVICE_TABLES = ("choices", "rivals", "families")
+DEVICE_FIGURES = ("rounds", "ablation", "trace", "families", "clock")
+DEVICE_TABLES = ("choices", "rivals", "families", "clock")
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
 
 
@@ -12,6 +12,11 @@ REPLAY_CODE = (
     "specter/speculation/*.py",
     "baselines/*.py",
 )
+
+
+def scales_on(clock):
+    """The scales on this clock, as a pattern."""
+    return "|".join(name for name in SCALES if scales.load_scale(name).clock == clock)
 
 
 def code(*patterns):
@@ -84,12 +89,22 @@ def tables(scale, *kinds):
 def measured():
     """Figures and tables of the machines whose rounds were measured and committed."""
     machines = [path.parent for path in sorted(Path("data/reference").glob("*/rounds.json"))]
-    stems = [f"figures/device/{machine.name}_{name}" for machine in machines for name in DEVICE_FIGURES]
+    stems = [f"figures/device/{m.name}_{name}" for m in machines for name in scales.device_figures(m)]
     tables = [f"paper_tables/device/{m.name}_{name}" for m in machines for name in scales.device_tables(m)]
     return [
         *[f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png")],
         *[f"{stem}.{kind}" for stem in tables for kind in ("tex", "md", "csv")],
     ]
+
+
+def live_checks(size):
+    """What holds replays against live runs; on the device clock all runs are live."""
+    return [f"results/{size.name}/live_check/{model}.json" for model in size.models] if size.clock == "virtual" else []
+
+
+def records(wildcards, *patterns):
+    """What a machine's directory has beside its rounds."""
+    return sorted(str(p) for pattern in patterns for p in Path(f"data/reference/{wildcards.machine}").glob(pattern))
 
 
 def deliverables(scale):
@@ -98,6 +113,6 @@ def deliverables(scale):
         *figures(scale, "pdf"),
         *figures(scale, "png"),
         *tables(scale, "tex", "md", "csv"),
-        *[f"results/{scale}/live_check/{model}.json" for model in scales.load_scale(scale).models],
+        *live_checks(scales.load_scale(scale)),
         f"results/{scale}/report.html",
     ]

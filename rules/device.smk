@@ -3,9 +3,9 @@
 
 rule device_figure:
     input:
-        code("harness/device.py", "harness/drawing.py", "harness/frames.py", "harness/scales.py", "harness/*.mplstyle"),
+        code("harness/device*.py", "harness/drawing.py", "harness/frames.py", "harness/scales.py", "harness/*.mplstyle"),
         "data/reference/{machine}/rounds.json",
-        lambda wildcards: sorted(map(str, Path(f"data/reference/{wildcards.machine}").glob("rounds_*.trace.json.gz"))),
+        lambda wildcards: records(wildcards, "rounds_*.trace.json.gz", "families_*.json", "clock.json"),
     output:
         pdf="figures/device/{machine}_{figure}.pdf",
         png=report(
@@ -30,7 +30,7 @@ rule device_table:
     input:
         code("harness/device*.py", "harness/tables.py", "harness/frames.py", "harness/scales.py"),
         "data/reference/{machine}/rounds.json",
-        lambda wildcards: sorted(map(str, Path(f"data/reference/{wildcards.machine}").glob("families_*.json"))),
+        lambda wildcards: records(wildcards, "families_*.json", "clock.json"),
     output:
         tex="paper_tables/device/{machine}_{table}.tex",
         md=report(

@@ -64,9 +64,7 @@ rule page:
         code("harness/page.py", "harness/page.html.j2"),
         figures=lambda wildcards: figures(wildcards.scale, "png"),
         tables=lambda wildcards: tables(wildcards.scale, "md"),
-        checks=lambda wildcards: [
-            f"results/{wildcards.scale}/live_check/{model}.json" for model in scales.load_scale(wildcards.scale).models
-        ],
+        checks=lambda wildcards: live_checks(scales.load_scale(wildcards.scale)),
     output:
         "results/{scale}/report.html",
     params:

@@ -1,4 +1,4 @@
-# Record once, replay everywhere, and check a sample of replays against live runs.
+# Record once, replay everywhere, and check a sample of replays against live runs; or measure on a GPU.
 
 
 rule record:
@@ -18,6 +18,7 @@ rule record:
     log:
         "results/{scale}/logs/record-{experiment}-{model}-{dataset}.log",
     wildcard_constraints:
+        scale=scales_on("virtual"),
         experiment="|".join(EXPERIMENTS),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
@@ -39,6 +40,7 @@ rule replay:
     log:
         "results/{scale}/logs/replay-{experiment}-{model}-{dataset}.log",
     wildcard_constraints:
+        scale=scales_on("virtual"),
         experiment="|".join(EXPERIMENTS),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
@@ -46,6 +48,34 @@ rule replay:
     shell:
         "python -m harness.replay {input.manifest} --scale {wildcards.scale} --experiment {wildcards.experiment} "
         "--model {wildcards.model} --dataset {wildcards.dataset} --out {output} > {log}"
+
+
+rule measure:
+    # At a scale on the device clock, instead of recording and replaying: every run of one experiment, model and data
+    # set, live on the GPU. Finished runs outlive a killed job. Takes all cores, so that nothing runs beside it.
+    input:
+        checkpoint,
+        quantized,
+        rules.preflight.output,
+        prompts,
+        tokenizer,
+        code("specter/**/*.py", "baselines/*.py", "harness/measure.py"),
+    output:
+        runs=directory("results/{scale}/{experiment}/{model}/{dataset}"),
+        manifest="results/{scale}/manifests/{experiment}/{model}/{dataset}.json",
+    params:
+        plan=lambda wildcards: plan.digest(plan.matrix(**wildcards)),
+    log:
+        "results/{scale}/logs/measure-{experiment}-{model}-{dataset}.log",
+    wildcard_constraints:
+        scale=scales_on("device"),
+        experiment="|".join(EXPERIMENTS),
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: workflow.cores
+    shell:
+        "python -m harness.measure --scale {wildcards.scale} --experiment {wildcards.experiment} "
+        "--model {wildcards.model} --dataset {wildcards.dataset} --out {output.runs} --manifest {output.manifest} > {log}"
 
 
 rule live_check:

@@ -36,7 +36,6 @@ from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.records import RoundRecord
 from specter.session import OnCommit, RunResult
 from specter.timeline.trace import write_chrome_trace
-from specter.timeline.virtual import VirtualTimeline
 
 if TYPE_CHECKING:
     from specter.gpu.live import DeviceLive
@@ -95,9 +94,9 @@ def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict
 
 
 def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str]) -> None:
-    """Writes the files of a run whose memory policy leaves its system no slots: no rounds, but its device bytes."""
+    """Writes the files of a run whose system gets no slots: no rounds, but its device bytes."""
     costs = build_costs(config)
-    metrics = {"clock": VirtualTimeline.clock, "num_slots": 0, "experts_per_layer": 0.0, "fits_budget": False}
+    metrics = {"clock": config.clock, "num_slots": 0, "experts_per_layer": 0.0, "fits_budget": False}
     _write(directory, config, (), metrics | fit(costs, config.system, 0, config.hardware), notes)
 
 

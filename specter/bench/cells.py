@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from specter.bench.int4 import Int4Layer
-from specter.bench.measure import no_collection
 from specter.bench.unfused import UnfusedDraft
 from specter.build import build_engine, build_model
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
@@ -23,6 +22,7 @@ from specter.gpu.bed import Bed
 from specter.gpu.draft import Draft
 from specter.gpu.full_size import FullSize
 from specter.gpu.memory import DeviceBudget
+from specter.gpu.quiet import no_collection
 from specter.metrics import Metrics, accesses, summarize
 from specter.model.spec import ExpertId
 from specter.recording import Recording, RecordingModel
@@ -56,13 +56,14 @@ def load_group(group: str, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a record is of. `variant` names what was switched off, if anything."""
+    """What a record is of. `variant` names what was switched off, if anything; `model` is a file of conf/model."""
 
     system: str
     tier: str
     sampling: str
     k: int
     variant: str = ""
+    model: str = "deepseek_v2_lite"
 
     @property
     def name(self) -> str:
@@ -71,7 +72,7 @@ class Cell:
 
     def config(self) -> RunConfig:
         return RunConfig(
-            model=ModelConfig(**load_group("model", "deepseek_v2_lite")),
+            model=ModelConfig(**load_group("model", self.model)),
             system=SystemConfig(**load_group("system", self.system)),
             budget=BudgetConfig(self.tier, policy="same_experts"),
             dataset=DatasetConfig(**load_group("dataset", "prose")),
@@ -156,7 +157,7 @@ class Beds:
     def unpacked(self) -> list[Int4Layer]:
         """The draft's codes as a plain backend reads them, on the device."""
         if not self._unpacked:
-            self._unpacked = [self.full.int4_layer(layer) for layer in range(self.full.spec.num_moe_layers)]
+            self._unpacked = self.full.int4_layers()
         return self._unpacked
 
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specter.bench.measure import MIN_REPEATS, Sample, no_collection
+from specter.bench.measure import MIN_REPEATS, Sample
+from specter.gpu.quiet import no_collection
 from specter.model.names import canonical
 from specter.model.spec import ModelSpec
 

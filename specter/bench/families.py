@@ -2,16 +2,18 @@
 
 As `kernels` and `rounds` together, in short, and for any model of conf/model whose checkpoint is a stand-in: draft
 step, plain decoding and verification with everything resident, the INT4 backends, then plain decoding and speculation
-in the published budget. The stand-in is inflated: every byte and flop is the real model's, text and routing are not.
+in the published budget, with the fused INT4 kernels and without. The stand-in is inflated: every byte and flop is the
+real model's, text and routing are not.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -21,25 +23,25 @@ from rich.console import Console
 
 from specter.arguments import parse_arguments
 from specter.bench import int4
-from specter.bench.cells import Cell, CellResult, load_group, mean, measure, run_cell
-from specter.bench.floors import ms_at
+from specter.bench.cells import NO_FUSED_KERNEL, Cell, load_group, mean, measure, run_cell
 from specter.bench.inputs import Inputs, run_section
-from specter.bench.measure import Sample, device_ms
-from specter.bench.report import Report, Row
-from specter.bench.resident import CAPACITY, PROMPT_TOKENS, ResidentBench
+from specter.bench.int4_prefill import prefill_rows
+from specter.bench.report import Report
+from specter.bench.resident import CAPACITY, DRAFT_STEPS, PROMPT_TOKENS, ResidentBench, draft_row
 from specter.bench.streaming import StreamingBench
-from specter.config import ModelConfig, RunConfig
+from specter.bench.unfused import UnfusedDraft
+from specter.config import ModelConfig
 from specter.gpu.bed import Bed
+from specter.gpu.draft import Draft
 from specter.gpu.full_size import DTYPE, FullSize, load_full_size
-from specter.gpu.graphs import Graph
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.store import Pin
+from specter.gpu.weights import GpuKVCache
 from specter.model.spec import FULL_SIZE
 from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware, load_hardware
 
 NUM_PROMPTS = 4  # the first of them generate
-PREFILL_ROWS, PREFILL_LAYERS = 16, 4  # of the INT4 backends
 TIER = "high"
 PLAIN, OURS = "lru", "specter_deadline"
 SYSTEM_KEYS = ("acceptance", "union_mean", "hit_rate", "link_busy_in_need_frac", "over_floor_trace", "bytes_per_token")
@@ -61,19 +63,9 @@ class Options:
     num_warmup: int = 16  # tokens before the first text
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyCell(Cell):
-    """A cell of another model."""
-
-    model: str = ""
-
-    def config(self) -> RunConfig:
-        return dataclasses.replace(Cell.config(self), model=ModelConfig(**load_group("model", self.model)))
-
-
 @dataclass(slots=True)
-class FamilyBench:
-    """What all sections share."""
+class Systems:
+    """Plain decoding through the cache and speculation, on the same slots, against plain decoding all resident."""
 
     options: Options
     config: ModelConfig
@@ -82,103 +74,65 @@ class FamilyBench:
     report: Report
     prompts: list[list[int]]
     hardware: Hardware
-    resident: ResidentBench
+    expected: list[list[int]] = field(default_factory=list)  # tokens of every text
+    unpacked: list[int4.Int4Layer] = field(default_factory=list)
 
-    def int4_prefill(self) -> None:
-        """Several rows through the INT4 backends: ours row by row, since our draft never prefills.
+    @property
+    def texts(self) -> list[list[int]]:
+        return self.prompts[: self.options.num_texts]
 
-        Plain torch rebuilds every expert that any row chose once, and multiplies its rows together.
-        """
-        full = self.full.first_layers(self.full.spec.num_dense_layers + PREFILL_LAYERS)
-        spec, device, bench = full.spec, self.budget.device, self.resident
-        many = dataclasses.replace(spec, num_layers=spec.num_dense_layers + PREFILL_LAYERS * PREFILL_ROWS)
-        drawn = int4.Rows.random(many, DTYPE, device)
-        parts = (part.split(PREFILL_LAYERS) for part in (drawn.x, drawn.logits, drawn.chosen, drawn.weights))
-        rows = [int4.Rows(*row) for row in zip(*parts, strict=True)]
-        backends = [int4.Backends(spec, row, full.int4, bench.arena, bench.table) for row in rows]
-        layers = [full.int4_layer(layer) for layer in range(PREFILL_LAYERS)]
-        out = torch.zeros(PREFILL_LAYERS, PREFILL_ROWS, spec.hidden, device=device)
-        num_experts = sum(_reference_prefill(layer, rows, layers[layer], out[layer]) for layer in range(PREFILL_LAYERS))
-        expert_bytes = int4.int4_expert_bytes(full.int4)
-        floor = ms_at(num_experts * expert_bytes) * 1e3 / PREFILL_LAYERS
+    def decode_resident(self, resident: ResidentBench) -> None:
+        """What every system's tokens have to be."""
+        self.expected = [resident.continue_plain(prompt, self.options.num_tokens) for prompt in self.texts]
 
-        def fused() -> None:
-            for one in backends:
-                one.fused()
-
-        def per_expert() -> None:
-            for one in backends:
-                one.per_expert()
-
-        def reference() -> None:
-            for layer in range(PREFILL_LAYERS):
-                _reference_prefill(layer, rows, layers[layer], out[layer])
-
-        runs: dict[str, tuple[Callable[[], None], bool]] = {
-            "INT4 fused, 2 launches": (fused, True),
-            "INT4 fused, one expert at a time": (per_expert, True),
-            "INT4 reference (torch: dequantise, multiply)": (reference, False),  # chooses on the host: no graph
-        }
-        expected = out.clone()
-        for name, (run, is_graphed) in runs.items():
-            run()
-            ours = torch.stack([one.out for one in backends], 1) if is_graphed else out
-            error = float((ours - expected).norm() / expected.norm())
-            replay = Graph(run).replay if is_graphed else run
-            sample = device_ms(partial(_call, replay), per_repeat=2)
-            per_layer = Sample(tuple(ms * 1e3 / PREFILL_LAYERS for ms in sample.values))
-            note = f"{num_experts / PREFILL_LAYERS:.1f} distinct experts a layer; relative difference {error:.1e}"
-            self.report.add(Row(f"prefill of {PREFILL_ROWS} rows, a layer: {name}", "us", per_layer, floor, note=note))
-
-    def systems(self) -> None:
-        """Plain decoding through the cache and speculation, on the same slots, against plain decoding all resident."""
-        options, summary = self.options, self.report.summary
-        texts = self.prompts[: options.num_texts]
-        expected = [self.resident.continue_plain(prompt, options.num_tokens) for prompt in texts]
-        k, num_slots = self.config.published_k, round(self.config.residents[TIER] * self.full.spec.num_moe_layers)
-        bed = Bed(self.full, num_slots, self.budget, CAPACITY, max(PROMPT_TOKENS, k + 1), k)
-        bed.capture({1, k + 1, PROMPT_TOKENS})
-        cells, equal = {}, True
+    def fused(self) -> None:
+        """Both systems as they are."""
+        bed, k = self._bed(Draft), self.config.published_k
         for system, depth in ((PLAIN, 0), (OURS, k)):
-            result = self._cell(FamilyCell(system, TIER, "greedy", depth, model=options.model), bed, texts)
-            cells[system] = result.as_json() | {"equals_resident": result.tokens == expected}
-            equal &= result.tokens == expected
-            tpot_ms = mean(result.values("tpot_ms"))
-            summary |= {f"tpot_ms.{system}": tpot_ms, f"tok_per_s.{system}": 1e3 / tpot_ms}
-            summary |= {f"{key}.{system}": mean(values) for key in SYSTEM_KEYS if (values := result.values(key))}
+            self._measure(Cell(system, TIER, "greedy", depth, model=self.options.model), bed, system)
+        summary = self.report.summary
         summary[f"speedup_over_{PLAIN}"] = summary[f"tpot_ms.{PLAIN}"] / summary[f"tpot_ms.{OURS}"]
-        summary["bit_equal.texts"] = equal
-        self.report.facts["cells"] = cells
-        self.report.facts["slots"] = f"{num_slots}, {self.config.residents[TIER]} a MoE layer; K {k}"
+        per_layer = self.config.residents[TIER]
+        self.report.facts["slots"] = f"{self._num_slots}, {per_layer} a MoE layer; K {k}"
 
-    def _cell(self, cell: Cell, bed: Bed, texts: list[list[int]]) -> CellResult:
-        options = self.options
+    def unfused_step(self) -> None:
+        """The draft step without INT4 kernels."""
+        self.unpacked = self.full.int4_layers()
+        cache = GpuKVCache(self.full.spec, CAPACITY, DTYPE, self.budget.device)
+        draft = UnfusedDraft(self.unpacked, self.full.weights, self.full.int4, cache, DRAFT_STEPS + 4)
+        draft.capture()
+        self.report.add(draft_row("draft step, graph, 1 row, INT4 unfused", draft, self.full, self.prompts[0]))
+
+    def unfused(self) -> None:
+        """Speculation with that draft."""
+        cell = Cell(OURS, TIER, "greedy", self.config.published_k, NO_FUSED_KERNEL, self.options.model)
+        self._measure(cell, self._bed(partial(UnfusedDraft, self.unpacked)), f"{OURS}.unfused")
+
+    @property
+    def _num_slots(self) -> int:
+        return round(self.config.residents[TIER] * self.full.spec.num_moe_layers)
+
+    def _bed(self, make_draft: Callable[..., Draft]) -> Bed:
+        k = self.config.published_k
+        max_rows = max(PROMPT_TOKENS, k + 1)
+        bed = Bed(self.full, self._num_slots, self.budget, CAPACITY, max_rows, k, make_draft=make_draft)
+        bed.capture({1, k + 1, PROMPT_TOKENS})
+        return bed
+
+    def _measure(self, cell: Cell, bed: Bed, name: str) -> None:
+        """Adds the cell to the record and its means, as `<metric>.<name>`, to the summary."""
+        options, facts, summary = self.options, self.report.facts, self.report.summary
         bed.poison()
         timeline = partial(CudaTimeline, self.budget.device)
-        generations = run_cell(cell, bed, texts, self.prompts[-1], timeline, options.num_tokens, options.num_warmup)
-        return measure(generations, self.hardware)
-
-
-def _call(run: Callable[[], None], index: int) -> None:
-    run()
-
-
-def _reference_prefill(layer: int, rows: list[int4.Rows], parts: int4.Int4Layer, out: torch.Tensor) -> int:
-    """out [rows, D] of one layer in plain torch; returns how many experts it rebuilt."""
-    x = torch.stack([row.x[layer] for row in rows])
-    chosen = torch.stack([row.chosen[layer] for row in rows])
-    weights = torch.stack([row.weights[layer] for row in rows])
-    out.zero_()
-    experts = chosen.unique().tolist()
-    for expert in experts:
-        mine, rank = (chosen == expert).nonzero(as_tuple=True)
-        gate, up, down = (
-            int4.Int4Matrices(part.codes[expert], part.scales[expert], part.zeros[expert], part.group).dequantize(DTYPE)
-            for part in parts
-        )
-        inner = torch.nn.functional.silu(x[mine] @ gate.T) * (x[mine] @ up.T)
-        out[mine] += (inner @ down.T).float() * weights[mine, rank, None]
-    return len(experts)
+        warmup, num_tokens = self.prompts[-1], options.num_tokens
+        generations = run_cell(cell, bed, self.texts, warmup, timeline, num_tokens, options.num_warmup)
+        result = measure(generations, self.hardware)
+        is_equal = result.tokens == self.expected
+        facts.setdefault("cells", {})[name] = result.as_json() | {"equals_resident": is_equal}
+        summary["bit_equal.texts"] = summary.get("bit_equal.texts", True) and is_equal
+        tpot_ms = mean(result.values("tpot_ms"))
+        summary |= {f"tpot_ms.{name}": tpot_ms, f"tok_per_s.{name}": 1e3 / tpot_ms}
+        summary |= {f"{key}.{name}": mean(values) for key in SYSTEM_KEYS if (values := result.values(key))}
 
 
 def run(options: Options, console: Console) -> Report:
@@ -211,18 +165,30 @@ def run(options: Options, console: Console) -> Report:
     hardware = dataclasses.replace(
         hardware, link_bytes_per_s=round(streaming.link_bytes_per_s) or hardware.link_bytes_per_s, link_latency_ns=0
     )
-    bench = FamilyBench(options, config, full, budget, report, prompts, hardware, resident)
+    systems = Systems(options, config, full, budget, report, prompts, hardware)
     section("resident passes", resident.resident_passes)
     section("draft step", resident.draft_step)
     section("bit equality", resident.bit_equality)
-    section("systems", bench.systems)
+    section("plain texts", partial(systems.decode_resident, resident))
+    section("systems", systems.fused)
     section("peak", resident.peak)
     section("INT4 backends", resident.int4_layer)
-    section("INT4 prefill", bench.int4_prefill)
+    section("INT4 prefill", partial(_add_prefill, report, full, resident))
     section("agreement with the narrow model", resident.narrow_agreement)
+    # Phi's unpacked codes do not fit beside all experts in 16 bits.
+    del streaming, resident
+    gc.collect()
+    torch.cuda.empty_cache()
+    section("draft step, unfused", systems.unfused_step)
+    section("systems, unfused", systems.unfused)
     report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
     report.write()
     return report
+
+
+def _add_prefill(report: Report, full: FullSize, resident: ResidentBench) -> None:
+    for row in prefill_rows(full, resident.arena, resident.table):
+        report.add(row)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

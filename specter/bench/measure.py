@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +40,6 @@ def host_ms(run: Callable[[], object], repeats: int = MIN_REPEATS, warmup: int =
         if index >= warmup:
             values.append((time.perf_counter() - start) * 1e3)
     return Sample(tuple(values))
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Holds garbage collection off: a full one walks every module there is, while a device waits for the host."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def device_ms(

@@ -88,17 +88,7 @@ class ResidentBench:
     def draft_step(self) -> None:
         draft = self.draft
         self._prefill_resident(self.prompts[0])
-        floor = ms_at(StepBytes(self.spec, PROMPT_TOKENS + 8).draft(int4.int4_expert_bytes(self.model.int4)))
-
-        def steps(index: int) -> None:
-            draft.begin(self.prompts[0][-1], PROMPT_TOKENS - 1)
-            for _ in range(DRAFT_STEPS):
-                draft.step()
-
-        sample = device_ms(steps, per_repeat=4)
-        per_step = Sample(tuple(ms / DRAFT_STEPS for ms in sample.values))
-        note = f"{DRAFT_STEPS} replays in a row, no host sync"
-        row = self.report.add(Row("draft step, graph, 1 row, INT4", "ms", per_step, floor, 1.4, note=note))
+        row = self.report.add(draft_row("draft step, graph, 1 row, INT4", draft, self.model, self.prompts[0], 1.4))
         self.report.summary["draft_step_ms"] = row.sample.median
 
     def prefill_equality(self, streamed: torch.Tensor | None) -> None:
@@ -244,6 +234,20 @@ class ResidentBench:
             torch.cat(draft_tokens).cpu().numpy().astype(np.int64),
             torch.stack(draft_routing).cpu().numpy().astype(np.int64),
         )
+
+
+def draft_row(name: str, draft: Draft, model: FullSize, prompt: list[int], goal: float | None = None) -> Row:
+    """A draft step's time, of `DRAFT_STEPS` in a row after `prompt`, beside the time of its bytes."""
+    floor = ms_at(StepBytes(model.spec, PROMPT_TOKENS + 8).draft(int4.int4_expert_bytes(model.int4)))
+
+    def steps(index: int) -> None:
+        draft.begin(prompt[-1], PROMPT_TOKENS - 1)
+        for _ in range(DRAFT_STEPS):
+            draft.step()
+
+    sample = device_ms(steps, per_repeat=4)
+    per_step = Sample(tuple(ms / DRAFT_STEPS for ms in sample.values))
+    return Row(name, "ms", per_step, floor, goal, note=f"{DRAFT_STEPS} replays in a row, no host sync")
 
 
 def _replay(graph: Graph, index: int) -> None:

@@ -17,7 +17,7 @@ ALIKE = (
     "gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "model", "checkpoint_sha256", "int4",
     "int4_sha256", "pin", "hardware", "num_prompts",
 )  # fmt: skip
-_FIELDS = ("system", "tier", "sampling", "k", "variant")
+_FIELDS = ("system", "tier", "sampling", "k", "variant", "model")
 
 
 def cell_of(content: dict[str, Any]) -> Cell:

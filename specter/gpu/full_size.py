@@ -47,6 +47,10 @@ class FullSize:
         """gate, up, down [E, out, in] of one MoE layer, at full size, on the device."""
         return _int4_layer(self.source, self.codes, layer, self.weights.device)
 
+    def int4_layers(self) -> list[tuple[Int4Matrices, Int4Matrices, Int4Matrices]]:
+        """`int4_layer` of every MoE layer: a byte a code, hence twice the draft's experts."""
+        return [self.int4_layer(layer) for layer in range(self.spec.num_moe_layers)]
+
     def first_layers(self, num_layers: int) -> FullSize:
         """The model that ends after its first layers, over the same memory: real bytes, in a shorter time.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,6 +16,7 @@ from specter.gpu.bed import Bed
 from specter.gpu.full_size import FullSize, load_full_size
 from specter.gpu.memory import DeviceBudget
 from specter.gpu.own_draft import OwnMemory
+from specter.gpu.quiet import no_collection
 from specter.gpu.sampling import DeviceSampling
 from specter.gpu.target import OUTPUT_ROWS
 from specter.memory import device_bytes, num_slots
@@ -25,7 +28,7 @@ from specter.timeline.cuda import CudaTimeline
 PLAIN_CACHED = SystemConfig(name="lru", speculative=False, planner="none", eviction="lru")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class DeviceLive:
     """Weights on the device and in page-locked host memory once, whatever runs on them.
 
@@ -36,6 +39,7 @@ class DeviceLive:
     full: FullSize
     budget: DeviceBudget
     notes: dict[str, str]
+    _bed: tuple[tuple[Any, ...], Bed] | None = None  # of the last run, and what it was made for
 
     @classmethod
     def load(cls, config: RunConfig, console: Console) -> DeviceLive:
@@ -65,33 +69,47 @@ class DeviceLive:
     def run(
         self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
     ) -> RunResult:
-        """Runs one input with slots of its own; see `session.run_input`."""
-        sampling = DeviceSampling.of(config.sampling)
-        draft_len = config.depth
-        bed = Bed(
-            self.full,
-            num_slots(config, build_costs(config)),
-            self.budget,
-            config.kv_capacity,
-            max(draft_len + 1, len(prompt), len(warmup)),
-            max(draft_len, 1),
-            sampling.temperature,
-            sampling.seed,
-        )
-        row_counts = {1, draft_len + 1}
+        """Runs one input; see `session.run_input`. Runs that differ in policy alone use the same slots and graphs."""
+        self.budget.restart_peaks()
+        bed = self._bed_for(config, max(len(prompt), len(warmup)))
+        row_counts = {1, config.depth + 1}
         if len(prompt) <= OUTPUT_ROWS:  # a longer one is launched kernel by kernel
             row_counts.add(len(prompt))
         bed.capture(row_counts, foresees=config.system.foresight != "none")
         model = build_model(config, bed.model, bed.own_draft)
         timeline = CudaTimeline(self.budget.device, trace=config.trace)
-        result = run_input(
-            config, model, TokenSampler(), prompt, warmup, bed.move, on_commit, timeline, bed.open_write_back
-        )
+        with no_collection():
+            result = run_input(
+                config, model, TokenSampler(), prompt, warmup, bed.move, on_commit, timeline, bed.open_write_back
+            )
         use = self.budget.use()
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.full.load.is_pinned
         result.metrics.update(allocated(bed.own_memory, config.system))
         return result
+
+    def _bed_for(self, config: RunConfig, longest: int) -> Bed:
+        """The last run's bed if it serves this one, and a new one in its place otherwise."""
+        sampling, depth = DeviceSampling.of(config.sampling), config.depth
+        slots, max_rows = num_slots(config, build_costs(config)), max(depth + 1, longest)
+        key = (slots, config.kv_capacity, max_rows, max(depth, 1), sampling, config.system.draft)
+        if self._bed is None or self._bed[0] != key:
+            self._bed = None  # its slots and the new ones need not fit side by side
+            gc.collect()
+            self._bed = (
+                key,
+                Bed(
+                    self.full,
+                    slots,
+                    self.budget,
+                    config.kv_capacity,
+                    max_rows,
+                    max(depth, 1),
+                    sampling.temperature,
+                    sampling.seed,
+                ),
+            )
+        return self._bed[1]
 
     def agrees_with_plain(
         self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None

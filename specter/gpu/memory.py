@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from specter.errors import SpecterError
+from specter.memory import DoesNotFit
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -33,7 +34,7 @@ def host_available_bytes(meminfo: Path = _MEMINFO) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Device memory at one moment; peaks since the budget was opened."""
+    """Device memory at one moment; peaks since the budget was opened, or `restart_peaks`."""
 
     peak_allocated_bytes: int  # tensors
     peak_reserved_bytes: int  # tensors and the allocator's free blocks: what a cap is held against
@@ -71,9 +72,13 @@ class DeviceBudget:
         """Refuses an allocation that would not fit.
 
         Raises:
-            SpecterError: naming `what`, its bytes and what is left.
+            DoesNotFit: naming `what`, its bytes and what is left.
         """
         check_fits(num_bytes, self.cap_bytes - torch.cuda.memory_allocated(self.device), what, self.cap_bytes)
+
+    def restart_peaks(self) -> None:
+        """Peaks count from now on."""
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     def use(self) -> DeviceUse:
         free, total = torch.cuda.mem_get_info(self.device)
@@ -87,9 +92,9 @@ class DeviceBudget:
 
 
 def check_fits(num_bytes: int, left_bytes: int, what: str, cap_bytes: int) -> None:
-    """Raises SpecterError unless `num_bytes` for `what` are left of a budget of `cap_bytes`."""
+    """Raises DoesNotFit unless `num_bytes` for `what` are left of a budget of `cap_bytes`."""
     if num_bytes > left_bytes:
-        raise SpecterError(
+        raise DoesNotFit(
             f"{what} needs {num_bytes} bytes of device memory; {left_bytes} of the budget of {cap_bytes} are left",
             f"raise the device budget by {num_bytes - left_bytes} bytes, or hold fewer experts on the device",
         )

@@ -10,7 +10,8 @@ import torch
 
 from specter.bench import int4
 from specter.bench.__main__ import main
-from specter.bench.families import FamilyCell, _reference_prefill
+from specter.bench.cells import Cell
+from specter.bench.int4_prefill import reference_prefill
 from specter.build import build_costs
 from specter.memory import num_slots
 from specter.quantize.rtn import quantize_rtn
@@ -19,7 +20,7 @@ from tests.helpers import TINY_QWEN
 
 @pytest.mark.parametrize(("model", "slots"), [("qwen1_5_moe", 15 * 24), ("phi3_5_moe", 2 * 32)])
 def test_a_cell_is_of_its_model(model: str, slots: int) -> None:
-    config = FamilyCell("lru", "high", "greedy", 0, model=model).config()
+    config = Cell("lru", "high", "greedy", 0, model=model).config()
     assert num_slots(config, build_costs(config)) == slots
 
 
@@ -37,7 +38,7 @@ def test_prefill_by_experts_is_prefill_by_rows() -> None:
     parts = (part.split(1) for part in (drawn.x, drawn.logits, drawn.chosen, drawn.weights))
     rows = [int4.Rows(*row) for row in zip(*parts, strict=True)]
     out = torch.empty(len(rows), spec.hidden)
-    assert _reference_prefill(0, rows, (gate, up, down), out) == len(drawn.chosen.unique())
+    assert reference_prefill(0, rows, (gate, up, down), out) == len(drawn.chosen.unique())
     gates, ups, downs = (part.dequantize(torch.float32) for part in (gate, up, down))
     for row, result in zip(rows, out, strict=True):
         x = row.x[0].float()

@@ -75,9 +75,9 @@ class Checkout:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a shell, without what tests of kernels set for themselves."""
+    """The environment of a shell without a GPU, and without what tests of kernels set for themselves."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return {**kept, "OMP_NUM_THREADS": "1"}
+    return {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from harness.device import CHOICES, FIGURES, ORDER, OURS, ablation, read_cells
-from harness.device_tables import choices, families, rivals
+from harness.device_tables import choices, clock, families, rivals
 from harness.drawing import save
-from harness.scales import device_tables
+from harness.scales import device_figures, device_tables
 from specter.errors import SpecterError
 from specter.timeline.trace import TraceOp, write_chrome_trace
 
@@ -53,8 +53,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_drawn(directory: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["rounds", "ablation", "trace"])
+def test_every_figure_of_rounds_is_drawn(directory: Path, name: str) -> None:
     save(FIGURES[name](directory), [directory / "figure.png"])
     assert (directory / "figure.png").stat().st_size > 5000
 
@@ -117,25 +117,56 @@ def test_rivals_are_held_against_ours_on_the_same_texts(directory: Path) -> None
     assert "memory: equal slots." in table.notes
 
 
+def add_families(directory: Path) -> None:
+    keys = ("tpot_ms.lru", "tok_per_s.lru", "tpot_ms.specter_deadline", "tok_per_s.specter_deadline",
+            "over_floor_trace.specter_deadline", "acceptance.specter_deadline", "store_load_gb_per_s",
+            "peak_device_gb")  # fmt: skip
+    where = {"gpu": "Test GPU", "model": "tiny", "commit": "abc"}
+    steps = {"INT4": 1.5, "INT4 unfused": 9.0}
+    table = [{"name": f"draft step, graph, 1 row, {name}", "median": median} for name, median in steps.items()]
+    content = {
+        "provenance": where, "summary": dict.fromkeys(keys, 0.5) | {"bit_equal.texts": True},
+        "facts": {"slots": "8", "cells": []}, "table": table[::-1],
+    }  # fmt: skip
+    for name in ("phi3_5_moe", "qwen1_5_moe"):
+        (directory / f"families_{name}.json").write_text(json.dumps(content))
+
+
 def test_families_are_shown_in_the_order_of_models(directory: Path) -> None:
     with pytest.raises(SpecterError, match=r"no families_\*.json"):
         families(directory)
-    summary = dict.fromkeys(("tpot_ms.lru", "tok_per_s.lru", "tpot_ms.specter_deadline", "tok_per_s.specter_deadline",
-                             "over_floor_trace.specter_deadline", "acceptance.specter_deadline", "store_load_gb_per_s",
-                             "peak_device_gb"), 0.5) | {"bit_equal.texts": True}  # fmt: skip
-    where = {"gpu": "Test GPU", "model": "tiny", "commit": "abc"}
-    for name in ("phi3_5_moe", "qwen1_5_moe"):
-        content = {"provenance": where, "summary": summary, "facts": {"slots": "8", "cells": []},
-                   "table": [{"name": "draft step, graph", "median": 1.5}]}  # fmt: skip
-        (directory / f"families_{name}.json").write_text(json.dumps(content))
+    add_families(directory)
     assert device_tables(directory) == ["choices", "families"]
-    frame = families(directory).frame
-    assert frame["model"].tolist() == ["Qwen1.5-MoE", "Phi-3.5-MoE"]
-    assert frame["draft step (ms)"].tolist() == [1.5, 1.5] and frame["acceptance (%)"].tolist() == [50.0, 50.0]
+    assert device_figures(directory) == ["rounds", "ablation", "trace", "families"]
+    frame = families(directory).frame.set_index("")
+    assert frame.columns.tolist() == ["Qwen1.5-MoE", "Phi-3.5-MoE"]
+    assert frame.loc["draft step, INT4 fused (ms)"].tolist() == [1.5, 1.5]
+    assert frame.loc["draft step, INT4 unfused (ms)"].tolist() == [9.0, 9.0]
+    assert frame.loc["acceptance (%)"].tolist() == [50.0, 50.0]
+    save(FIGURES["families"](directory), [directory / "figure.png"])
     path = directory / "families_phi3_5_moe.json"
-    path.write_text(json.dumps(content | {"summary": summary | {"bit_equal.texts": False}}))
+    content = json.loads(path.read_text())
+    content["summary"]["bit_equal.texts"] = False
+    path.write_text(json.dumps(content))
     with pytest.raises(SpecterError, match=r"families_phi3_5_moe.json: bit_equal.texts is not true"):
         families(directory)
     path.write_text('{"facts": ')
     with pytest.raises(SpecterError, match="families_phi3_5_moe.json is not a record of families"):
         families(directory)
+
+
+def test_the_clock_is_held_against_the_device(directory: Path) -> None:
+    cells = [
+        {"system": system, "tier": tier, "sampling": "greedy", "measured_tpot_ms": 10.0, "charged_tpot_ms": charged}
+        for system, tier, charged in (("lru", "high", 11.0), ("lru", "low", 8.0), ("specter", "high", 10.0))
+    ]
+    where = {"gpu": "Test GPU", "model": "tiny", "commit": "abc", "max_new_tokens": 8, "hardware": "h200_pcie5"}
+    content = {"provenance": where, "summary": {}, "facts": {"cells": cells}}
+    (directory / "clock.json").write_text(json.dumps(content))
+    assert device_tables(directory) == ["choices", "clock"]
+    table = clock(directory).frame.set_index(["system", "budget"])
+    assert table.loc[("LRU", "high"), "charged over measured, median"] == pytest.approx(1.1)
+    assert table.loc[("all", "high"), "runs"] == "2" and table.loc[("all", "low"), "least"] == pytest.approx(0.8)
+    figure = FIGURES["clock"](directory)
+    assert "median 1.00, 0.80 to 1.10" in " ".join(figure.texts[0].get_text().split())
+    save(figure, [directory / "figure.png"])

@@ -1,0 +1,81 @@
+"""What the virtual clock charges for runs that were measured: how wrong it is, run by run.
+
+Replays the recordings that `harness.measure` leaves beside its runs, on the virtual clock and the same machine's file:
+
+    python -m harness.charge results/standin/main/deepseek_v2_lite/* --out data/reference/h200/clock.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.jobs import progress_bar, run_job, steps, write_json
+from harness.live_check import read_config
+from harness.measure import RECORDING, WARMUP
+from specter.errors import SpecterError
+from specter.recording import Recording
+from specter.session import replay_input
+
+WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "checkpoint_digest", "inflated")
+
+
+def charge(directory: Path) -> dict[str, Any]:
+    """One run: what it took, and what it is charged. Milliseconds per token; bytes over the link per token."""
+    config = read_config(directory)
+    measured = json.loads((directory / "metrics.json").read_text())
+    recording, warmup = (Recording.load(directory / name) for name in (RECORDING, WARMUP))
+    charged = replay_input(dataclasses.replace(config, clock="virtual"), recording, warmup)
+    if charged.generation.tokens != recording.tokens:
+        raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
+    return {
+        "system": config.system.name,
+        "tier": config.budget.tier,
+        "sampling": config.sampling.kind,
+        "dataset": config.dataset.name,
+        "input": config.input,
+        "k": config.depth,
+        **{f"measured_{key}": measured[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
+        **{f"charged_{key}": charged.metrics[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
+    }
+
+
+def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, Any]:
+    """The record, as the benches write theirs. Summary: charged TPOT over the measured one, by system and over all."""
+    ratios: dict[str, list[float]] = {}
+    for cell in cells:
+        ratio = cell["charged_tpot_ms"] / cell["measured_tpot_ms"]
+        ratios.setdefault(cell["system"], []).append(ratio)
+        ratios.setdefault("all", []).append(ratio)
+    summary = {f"charged_over_measured.{name}": statistics.median(values) for name, values in ratios.items()}
+    return {"provenance": where, "summary": summary, "facts": {"cells": list(cells)}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("measured", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    runs = [path for parent in arguments.measured for path in sorted(parent.iterdir()) if (path / RECORDING).is_file()]
+    if not runs:
+        raise SpecterError(
+            f"{arguments.measured[0]} has no measured runs", "measure them on a GPU: snakemake --config scale=standin"
+        )
+    with progress_bar() as progress:
+        cells = [charge(path) for path in steps(runs, "charge", progress)]
+    config, noted = read_config(runs[0]), json.loads((runs[0] / "env.json").read_text())
+    where = {key: noted[key] for key in WHERE if key in noted}
+    where |= {"hardware": config.hardware.name, "model": config.model.name, "max_new_tokens": config.max_new_tokens}
+    found = record(cells, where)
+    write_json(arguments.out, found)
+    for name, ratio in found["summary"].items():
+        print(f"{name}: {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,17 @@
+"""What the host must not do while a device is measured."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Holds garbage collection off: a full one walks every module there is, while a device waits for the host."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
