@@ -21,7 +21,7 @@ MAIN = Cell("specter_deadline", "high", "greedy", 16)
 
 
 def record(cell: Cell, texts: list[list[int]]) -> dict[str, Any]:
-    content = {name: getattr(cell, name) for name in ("system", "tier", "sampling", "k", "variant")}
+    content = dataclasses.asdict(cell)
     return {**content, "num_prompts": len(texts), "text_digests": [digest(text) for text in texts]}
 
 
