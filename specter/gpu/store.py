@@ -11,6 +11,7 @@ import logging
 import mmap
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal, Protocol
@@ -59,8 +60,16 @@ def _check(status: object) -> None:
         raise OSError(f"CUDA runtime status {status}")
 
 
+def _unlock(locker: PageLocker, addresses: list[int]) -> None:
+    while addresses:
+        locker.unregister(addresses.pop())
+
+
 class PinnedStore:
     """Payloads of every routed expert in host memory. Arenas are opened once each, filled, then only read.
+
+    Memory is unlocked by `close`, or with the store: a driver that still took freed memory for locked would copy to and
+    from pages that whoever is given the address next does not see.
 
     Attributes:
         is_pinned: all open arenas are page-locked; copies from others are slower, and block the host.
@@ -93,6 +102,8 @@ class PinnedStore:
         self._arenas: dict[int, Tensor] = {}
         self._payloads: dict[int, tuple[Tensor, ...]] = {}  # their rows: slicing at every copy would cost more
         self._locked: list[int] = []  # addresses
+        # Not at exit, when the driver may be gone, and takes all back anyway.
+        weakref.finalize(self, _unlock, self._locker, self._locked).atexit = False
         self._num_faulting = 0  # layers whose memory is promised and not all taken yet
         self._guard = threading.Lock()
 
@@ -148,9 +159,7 @@ class PinnedStore:
 
     def close(self) -> None:
         """Gives page-locked memory back to the driver; no copy may be under way."""
-        for address in self._locked:
-            self._locker.unregister(address)
-        self._locked.clear()
+        _unlock(self._locker, self._locked)
         self._arenas.clear()
         self._payloads.clear()
 

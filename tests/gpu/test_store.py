@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import logging
 import threading
@@ -62,6 +63,15 @@ def test_every_payload_arrives_and_every_arena_is_locked() -> None:
     assert store.num_bytes == plain.num_bytes
     assert "load experts" in shown
     store.close()
+    assert not locker.locked
+
+
+def test_a_store_that_nobody_closes_leaves_nothing_locked() -> None:
+    locker = FakeLocker()
+    store, _ = load(locker)
+    assert locker.locked
+    del store
+    gc.collect()
     assert not locker.locked
 
 
