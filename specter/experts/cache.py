@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,13 @@ class CacheCounters:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@functools.cache
+def _experts_of(layer: int, num_experts: int) -> list[ExpertId]:
+    """A layer's experts: made once, since a pass names hundreds of them."""
+    return [ExpertId(layer, expert) for expert in range(num_experts)]
+
+
+@dataclass(slots=True)
 class Wave:
     """Experts of one layer that can be computed together once `after` has happened."""
 
@@ -75,7 +82,8 @@ class ExpertCache:
         self._transfer = transfer
         self._timeline = timeline
         self._queue = LoadQueue(timeline)
-        self._protected = np.zeros((0, 0), np.bool_)  # by the last plan, until its layer's verification [MoE layers, E]
+        # By the last plan, until its layer's verification [MoE layers, E]. Lists: they are read one by one.
+        self._protected: list[list[bool]] = []
 
     # -- before need ---------------------------------------------------------------------------
 
@@ -96,7 +104,7 @@ class ExpertCache:
         Args:
             known: the event that made the plan possible.
         """
-        self._protected = plan.protect  # what matters now, instead of what mattered at the last plan
+        self._protected = plan.protect.tolist()  # what matters now, instead of what mattered at the last plan
         copies = [event for expert in plan.loads if (event := self._prefetch(expert)) is not None]
         if copies:
             self._queue.open(known)
@@ -105,7 +113,7 @@ class ExpertCache:
 
     def enqueue(self, plan: Plan, known: Event) -> None:
         """Keeps the plan's loads for `feed`, instead of what is left of the last plan."""
-        self._protected = plan.protect
+        self._protected = plan.protect.tolist()
         self._queue.replace(plan.loads, known)
 
     def feed(self) -> Event | None:
@@ -116,6 +124,9 @@ class ExpertCache:
             What to wait for before calling again; None if nothing is planned or no slot may be taken.
         """
         queue, copy = self._queue, None
+        if not queue.planned:
+            queue.close()
+            return None
         for _ in range(queue.depth):
             while queue.planned and self.is_present(queue.planned[0]):
                 queue.planned.popleft()
@@ -147,8 +158,10 @@ class ExpertCache:
             counts: rows of the pass that chose each expert [E].
             known: the event that told.
         """
-        wanted = [ExpertId(layer, expert) for expert in np.flatnonzero(counts).tolist()]
-        self._protected[layer : layer + 1] = False
+        experts = _experts_of(layer, len(counts))
+        wanted = [experts[index] for index in counts.nonzero()[0].tolist()]
+        if layer < len(self._protected):
+            self._protected[layer] = [False] * len(counts)
         self._queue.drop_layer(layer)
         self._eviction.demand(layer, counts)
         self.counters.num_experts += len(wanted)
@@ -156,13 +169,14 @@ class ExpertCache:
         arriving: deque[Slot] = deque()
         missing: deque[ExpertId] = deque()
         num_late = 0
+        find, pin = self.residency.find, self.residency.pin
         for expert in wanted:
-            slot = self.residency.find(expert)
+            slot = find(expert)
             if slot is None:
                 missing.append(expert)
                 continue
-            self.residency.pin(slot)
-            has_arrived = self._has_arrived(slot)
+            pin(slot)
+            has_arrived = slot.state is State.RESIDENT or self._has_arrived(slot)
             (hits if has_arrived else arriving).append(slot)
             num_late += slot.is_late or not has_arrived
             self.counters.num_prefetched_used += slot.is_prefetch
@@ -172,14 +186,15 @@ class ExpertCache:
         self.counters.num_misses += len(missing)
         if missing:
             self._queue.open(known)
-        self._fetch(missing, arriving, may_wait=True)
+            self._fetch(missing, arriving, may_wait=True)
         if hits:
             yield Wave(hits, [])
         while missing or arriving:
-            self._fetch(missing, arriving, may_wait=False)
-            if not arriving:
-                self._make_room()
-                continue
+            if missing:
+                self._fetch(missing, arriving, may_wait=False)
+                if not arriving:
+                    self._make_room()
+                    continue
             slots = [arriving.popleft()]
             while arriving and self._has_arrived(slots[-1]) and self._has_arrived(arriving[0]):
                 slots.append(arriving.popleft())  # the host is late: these need one launch
@@ -189,15 +204,16 @@ class ExpertCache:
 
     def release(self, wave: Wave, done: Event) -> None:
         """The wave's compute, ending at `done`, was issued: its slots may be displaced behind it."""
+        residency, eviction = self.residency, self._eviction
         for slot in wave.slots:
-            assert slot.expert is not None
+            expert = slot.expert
+            assert expert is not None
             slot.last_use = done
-            self.residency.end_load(slot)  # its compute is queued behind its copy
-            self.residency.unpin(slot)
-            if self._eviction.keeps:
-                self._eviction.used(slot.expert)
+            residency.end_use(slot)  # its compute is queued behind its copy
+            if eviction.keeps:
+                eviction.used(expert)
             else:
-                self.residency.evict(slot.expert)
+                residency.evict(expert)
 
     def begin_round(self) -> None:
         """A round, or prefill, begins."""
@@ -222,7 +238,7 @@ class ExpertCache:
         self.residency.clear()
         self._eviction.clear()
         self._queue.clear()
-        self._protected[:] = False
+        self._unprotect()
 
     def place(self, experts: Sequence[ExpertId]) -> None:
         """Empties the cache and fills it with `experts`, least recently used first, outside the timeline."""
@@ -255,16 +271,22 @@ class ExpertCache:
         return slot.state is State.RESIDENT
 
     def _may_evict(self, expert: ExpertId) -> bool:
-        if expert.layer < len(self._protected) and self._protected[expert]:
-            return False
         slot = self.residency.find(expert)
-        return slot is not None and slot.pins == 0 and self._has_arrived(slot)
+        if slot is None or slot.pins:
+            return False
+        layer, index = expert
+        if layer < len(self._protected) and self._protected[layer][index]:
+            return False
+        return slot.state is State.RESIDENT or self._has_arrived(slot)
+
+    def _unprotect(self) -> None:
+        self._protected = [[False] * len(row) for row in self._protected]
 
     def _prefetch(self, expert: ExpertId) -> Event | None:
         slot = self._take_slot(expert, is_urgent=False)
         if slot is None:
             return None
-        self._protected[expert] = True
+        self._protected[expert.layer][expert.expert] = True
         self.counters.num_prefetched += 1
         return self._start_load(slot, is_prefetch=True)
 
@@ -280,7 +302,7 @@ class ExpertCache:
 
     def _make_room(self) -> None:
         """Every slot is promised to a later layer: the need of now goes before the plan for later."""
-        self._protected[:] = False
+        self._unprotect()
         self._eviction.reconsider()
         for slot in self.residency.slots:
             if slot.state is State.LOADING and slot.ready is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -61,7 +60,7 @@ class LruEviction:
 
     def __init__(self, quotas: Sequence[int]) -> None:
         self._quotas = quotas
-        self._layers: list[OrderedDict[ExpertId, int]] = [OrderedDict() for _ in quotas]
+        self._layers: list[dict[ExpertId, int]] = [{} for _ in quotas]  # when used last, the oldest first
         self._clock = 0
 
     def begin_round(self) -> None:
@@ -74,13 +73,14 @@ class LruEviction:
         pass
 
     def loaded(self, expert: ExpertId) -> None:
-        self.used(expert)
+        self._clock += 1
+        self._layers[expert.layer][expert] = self._clock  # it was absent, so it is the last
 
     def used(self, expert: ExpertId) -> None:
         self._clock += 1
         residents = self._layers[expert.layer]
+        residents.pop(expert, None)
         residents[expert] = self._clock
-        residents.move_to_end(expert)
 
     def forget(self, expert: ExpertId) -> None:
         self._layers[expert.layer].pop(expert, None)

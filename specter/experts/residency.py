@@ -91,6 +91,11 @@ class Residency:
             raise ValueError(f"slot {slot.index} is not pinned")
         slot.pins -= 1
 
+    def end_use(self, slot: Slot) -> None:
+        """Whoever pinned it has read it, and so its load has ended. Raises ValueError if it is not pinned."""
+        self.unpin(slot)
+        self.end_load(slot)
+
     def evict(self, expert: ExpertId) -> None:
         """Frees the expert's slot. Raises ValueError if it is absent or pinned."""
         slot = self._slot_of.get(expert)

@@ -37,7 +37,7 @@ class Transfer:
 
     def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool, after: Iterable[Event] = ()) -> Event:
         """Issues the copy behind `after` and the last compute that reads the slot's old content."""
-        if slot.last_use is not None and not self._timeline.is_done(slot.last_use):
+        if slot.last_use is not None:
             after = (*after, slot.last_use)
         label = f"{'prefetch' if is_prefetch else 'fetch'} L{expert.layer} E{expert.expert}"
         return self._timeline.copy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def delay(faulty: Engine, is_late: Callable[[], bool]) -> None:
     def late(num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> Event:
         event = copy(num_bytes, run, after, label)
         assert isinstance(event, VirtualEvent)
-        return event._replace(end_ns=event.end_ns + LATE_NS * is_late())
+        return replace(event, end_ns=event.end_ns + LATE_NS * is_late())
 
     faulty.timeline.copy = late  # type: ignore[method-assign]
 
