@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from harness.jobs import progress_bar, run_job, steps
@@ -13,7 +14,7 @@ from specter.errors import SpecterError
 from specter.memory import DoesNotFit
 from specter.recording import Recording
 from specter.run import run_id, write_misfit, write_run
-from specter.session import replay_input
+from specter.session import Replayer
 
 
 def by_recording(configs: list[RunConfig]) -> list[RunConfig]:
@@ -25,6 +26,11 @@ def by_recording(configs: list[RunConfig]) -> list[RunConfig]:
     return sorted(configs, key=live_of)
 
 
+def by_warmup(configs: list[RunConfig]) -> list[RunConfig]:
+    """Runs in an order in which those that differ in their input alone follow each other, and so share a warm-up."""
+    return sorted(by_recording(configs), key=lambda config: run_id(replace(config, input=0)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--scale", "--experiment", "--model", "--dataset"):
@@ -32,9 +38,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("manifest", type=Path)
     arguments = parser.parse_args()
-    configs = by_recording(matrix(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs())
+    configs = by_warmup(matrix(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs())
     entries, notes = read_manifest(arguments.manifest)
     loaded: dict[Live, tuple[Recording, Recording]] = {}
+    replayer = Replayer()
     with progress_bar() as progress:
         for config in steps(configs, f"replay {arguments.experiment} {arguments.model} {arguments.dataset}", progress):
             live = live_of(config)
@@ -43,7 +50,7 @@ def main() -> None:
                 loaded[key] = load_entry(entries[key])
             directory = arguments.out / run_id(config)
             try:
-                result = replay_input(config, *loaded[live])
+                result = replayer.replay(config, *loaded[live])
             except DoesNotFit:
                 write_misfit(directory, config, notes)
                 continue

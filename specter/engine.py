@@ -6,6 +6,7 @@ chooses what to prefetch, the cache knows what is where, and the timeline knows 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -108,6 +109,12 @@ class Engine:
         self.generation: Generation | None = None  # the current or last one: its rounds survive an interruption
         self._is_interrupted = False
         self._unrecorded: _Round | None = None
+
+    def fork(self, model: Model) -> Engine:
+        """An engine of its own in the state that the last generation has left, over `model`. For the virtual clock:
+        what lies on a device cannot be copied."""
+        shared = {id(one): one for one in (self.costs, self.generation)}
+        return copy.deepcopy(self, shared | {id(self.model): model})
 
     def generate(
         self, prompt: Sequence[int], max_new_tokens: int, on_commit: Callable[[list[int]], None] = lambda tokens: None
@@ -226,11 +233,11 @@ class Engine:
         self, tokens: Sequence[int], position: int, num_outputs: int, after: Iterable[Event] = ()
     ) -> Sequence[Output]:
         """One pass of the target over `tokens`, layer by layer; prefill, plain decoding and verification alike."""
-        timeline, costs = self.timeline, self.costs
+        costs, compute = self.costs, self.timeline.compute
         target = self.model.target_pass(tokens, position, num_outputs)
         tiles = costs.num_tiles(len(tokens))
         for layer in range(self.model.num_layers):
-            routing, done = timeline.compute(costs.mix(layer, tiles), partial(target.mix, layer), after=after)
+            routing, done = compute(costs.mix(layer, tiles), partial(target.mix, layer), after=after)
             after = ()
             if layer == 0:
                 self._record()  # the round before, if drafting has not
@@ -240,19 +247,19 @@ class Engine:
             predicted = None
             if self.foresight is not None and layer + 1 < self.model.num_layers:
                 foresee = partial(cast(ForeseeingPass, target).foresee, layer)
-                predicted, done = timeline.compute(costs.foresee(tiles), foresee)
+                predicted, done = compute(costs.foresee(tiles), foresee)
             self._wait(done)  # the router's word decides what to load: it must reach the host
             counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
             for wave in self.cache.waves(moe_layer, counts, known=done):
                 run = partial(target.run_experts, layer, wave.experts, wave.indices)
-                _, ran = timeline.compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
+                _, ran = compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
                 self.cache.release(wave, ran)
             if self.foresight is not None and predicted is not None:  # behind what this layer itself was missing
                 num_experts, is_present = self.model.num_experts, self.cache.is_present
                 plan = self.foresight.plan(moe_layer + 1, predicted, num_experts, is_present)
                 self.cache.enqueue(plan, known=done)
-            timeline.compute(costs.combine(tiles), partial(target.combine, layer))
-        outputs, done = timeline.compute(costs.head(num_outputs), target.outputs)
+            compute(costs.combine(tiles), partial(target.combine, layer))
+        outputs, done = compute(costs.head(num_outputs), target.outputs)
         self._wait(done)
         return outputs
 

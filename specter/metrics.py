@@ -10,6 +10,7 @@ import numpy as np
 from specter.config import SystemConfig
 from specter.floors import RoundAccess, floor_ideal, floor_trace
 from specter.memory import fit
+from specter.model.base import Routing
 from specter.model.spec import ExpertId
 from specter.recording import Recording
 from specter.records import Generation
@@ -22,9 +23,15 @@ Metrics = dict[str, Any]  # values: numbers, strings, booleans, None
 def accesses(generation: Generation, recording: Recording) -> list[RoundAccess]:
     """What each round's verification needed, from the recording of the same generation."""
     return [
-        RoundAccess(record.draft_len, record.new_len, [np.unique(routing).tolist() for routing in one.target_routing])
+        RoundAccess(record.draft_len, record.new_len, [_distinct(routing) for routing in one.target_routing])
         for record, one in zip(generation.rounds, recording.passes[1:], strict=True)
     ]
+
+
+def _distinct(routing: Routing) -> list[int]:
+    """A layer's experts in order, as np.unique gives them in three times the time; `routing`: [rows, top_k]."""
+    experts: list[int] = np.bincount(routing.ravel()).nonzero()[0].tolist()
+    return experts
 
 
 def distinct_4grams(tokens: Sequence[int]) -> float:

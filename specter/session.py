@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specter.build import build_costs, build_engine
 from specter.config import RunConfig
+from specter.engine import Engine
 from specter.experts.transfer import Mover, SendBack, move_nothing, open_nothing
 from specter.metrics import Metrics, accesses, summarize
 from specter.model.base import Model
@@ -59,7 +60,49 @@ def run_input(
     if config.warmup_tokens:
         generation = engine.generate(warmup_prompt, config.warmup_tokens, on_commit)
         warmup = recorder.finish(generation, {})
+    generation, residents = _generate(engine, prompt, config.max_new_tokens, on_commit)
+    return _result(config, engine, generation, residents, recorder.finish(generation, {}), warmup)
 
+
+class Replayer:
+    """Replays runs from recordings. Runs one after the other that differ in their input alone share one warm-up: it
+    leaves the same state whatever comes next, so each goes on from a copy of the engine that it leaves."""
+
+    def __init__(self) -> None:
+        self._warm: tuple[RunConfig, list[int], Engine] | None = None  # of which runs, after which prompt
+
+    def replay(self, config: RunConfig, recording: Recording, warmup: Recording) -> RunResult:
+        """The run from recordings of its prompt and of the warm-up, made with the same K and sampling.
+
+        Raises:
+            SpecterError: something else was recorded, or the budget leaves no slot (`DoesNotFit`).
+        """
+        spec = build_costs(config).spec
+        model = ReplayModel([recording, warmup], spec.num_dense_layers, spec.num_experts)
+        engine = self._engine(config, model, warmup.prompt).fork(model)
+        generation, residents = _generate(engine, recording.prompt, config.max_new_tokens)
+        return _result(config, engine, generation, residents, recording, warmup)
+
+    def _engine(self, config: RunConfig, model: ReplayModel, prompt: list[int]) -> Engine:
+        """An engine that the warm-up has left, never to be run."""
+        any_input = replace(config, input=0)
+        if self._warm is None or self._warm[:2] != (any_input, prompt):
+            engine = build_engine(config, model, TokenSampler())
+            if config.warmup_tokens:
+                engine.generate(prompt, config.warmup_tokens)
+            self._warm = any_input, prompt, engine
+        return self._warm[2]
+
+
+def replay_input(config: RunConfig, recording: Recording, warmup: Recording) -> RunResult:
+    """One run alone; see `Replayer.replay`."""
+    return Replayer().replay(config, recording, warmup)
+
+
+def _generate(
+    engine: Engine, prompt: Sequence[int], max_new_tokens: int, on_commit: OnCommit = lambda tokens: None
+) -> tuple[Generation, list[ExpertId]]:
+    """Generates, and tells which experts had slots at the first commit."""
     residents: list[ExpertId] = []
 
     def on_run_commit(tokens: list[int]) -> None:
@@ -67,8 +110,17 @@ def run_input(
             residents.extend(engine.cache.residency.experts())
         on_commit(tokens)
 
-    generation = engine.generate(prompt, config.max_new_tokens, on_run_commit)
-    recording = recorder.finish(generation, {})
+    return engine.generate(prompt, max_new_tokens, on_run_commit), residents
+
+
+def _result(
+    config: RunConfig,
+    engine: Engine,
+    generation: Generation,
+    residents: Sequence[ExpertId],
+    recording: Recording,
+    warmup: Recording | None,
+) -> RunResult:
     metrics = summarize(
         generation,
         accesses(generation, recording),
@@ -79,10 +131,3 @@ def run_input(
         config.hardware,
     )
     return RunResult(generation, metrics, recording, warmup, engine.timeline.ops)
-
-
-def replay_input(config: RunConfig, recording: Recording, warmup: Recording) -> RunResult:
-    """The same run from recordings of its prompt and of the warm-up, made with the same K and sampling."""
-    spec = build_costs(config).spec
-    model = ReplayModel([recording, warmup], spec.num_dense_layers, spec.num_experts)
-    return run_input(config, model, TokenSampler(), recording.prompt, warmup.prompt)

@@ -316,12 +316,9 @@ class ExpertCache:
             victim = self._eviction.victim(expert.layer, self._may_evict, is_urgent)
             if victim is None:
                 return None
-            self._displace(victim)
+            self.residency.evict(victim)
+            self._eviction.forget(victim)
         return self.residency.begin_load(expert)
-
-    def _displace(self, expert: ExpertId) -> None:
-        self.residency.evict(expert)
-        self._eviction.forget(expert)
 
     def _start_load(self, slot: Slot, is_prefetch: bool) -> Event:
         assert slot.expert is not None

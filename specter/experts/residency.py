@@ -7,7 +7,7 @@ not known to have ended), RESIDENT. A pinned slot is about to be read or being f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from specter.model.spec import ExpertId
@@ -33,6 +33,9 @@ class Slot:
     last_use: Event | None = None  # end of the last compute that read it
     is_prefetch: bool = False  # filled before need and not used since
     is_late: bool = False  # verification had to wait for its copy
+
+    def __deepcopy__(self, memo: object) -> Slot:
+        return replace(self)  # whose fields never change
 
 
 class Residency:
@@ -93,8 +96,10 @@ class Residency:
 
     def end_use(self, slot: Slot) -> None:
         """Whoever pinned it has read it, and so its load has ended. Raises ValueError if it is not pinned."""
-        self.unpin(slot)
-        self.end_load(slot)
+        if slot.pins == 0:
+            raise ValueError(f"slot {slot.index} is not pinned")
+        slot.pins -= 1
+        slot.state = State.RESIDENT
 
     def evict(self, expert: ExpertId) -> None:
         """Frees the expert's slot. Raises ValueError if it is absent or pinned."""

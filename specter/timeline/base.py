@@ -29,9 +29,10 @@ class Mark(Protocol):
         """Of the copies issued before it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What one piece of compute costs on the machine that it stands for.
+    """What one piece of compute costs on the machine that it stands for. Itself, not its numbers, is a key: a clock
+    looks up by it what it charges.
 
     hbm_bytes: bytes read and written in device memory · flops: floating-point operations ·
     kernels: device kernels in it · launches: host launches (a captured graph is one launch of many kernels).

@@ -21,6 +21,9 @@ class VirtualEvent:
     end_ns: int
     is_copy: bool
 
+    def __deepcopy__(self, memo: object) -> VirtualEvent:
+        return self  # never changed
+
 
 class VirtualTimeline:
     """A `Timeline` that charges instead of measuring; the same calls give the same nanoseconds.
@@ -43,6 +46,8 @@ class VirtualTimeline:
         self._stall_ns = 0
         self._copied_bytes = 0
         self._num_copies = 0
+        self._work_ns: dict[Work, tuple[int, int]] = {}  # charged before: to the host, to the lane
+        self._copy_ns: dict[int, int] = {}  # by bytes
 
     def now_ns(self) -> int:
         return self._host_ns
@@ -53,8 +58,13 @@ class VirtualTimeline:
         Stall is the part of the wait before the start that copies alone cause: start minus the latest of
         host, lane and `after` events that are not copies.
         """
+        charged = self._work_ns.get(work)
+        if charged is None:
+            hardware = self.hardware
+            charged = self._work_ns[work] = work.launches * hardware.launch_ns, hardware.compute_ns(work)
+        launch, duration = charged
         issued = self._host_ns
-        self._host_ns = host = issued + work.launches * self.hardware.launch_ns
+        self._host_ns = host = issued + launch
         ready = self._compute_free_ns
         if host > ready:
             ready = host
@@ -69,7 +79,6 @@ class VirtualTimeline:
                 ready = end
         stall = arrived - ready if arrived > ready else 0
         start = ready + stall
-        duration = self.hardware.compute_ns(work)
         end = start + duration
         self._compute_free_ns = end
         self._compute_busy_ns += duration
@@ -91,7 +100,9 @@ class VirtualTimeline:
             assert isinstance(event, VirtualEvent)
             if event.end_ns > start:
                 start = event.end_ns
-        duration = self.hardware.copy_ns(num_bytes)
+        duration = self._copy_ns.get(num_bytes)
+        if duration is None:
+            duration = self._copy_ns[num_bytes] = self.hardware.copy_ns(num_bytes)
         end = start + duration
         self._link_free_ns = end
         self._link_busy_ns += duration
