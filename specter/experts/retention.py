@@ -38,7 +38,7 @@ class RetainEviction:
 
     def clear(self) -> None:
         self._residents: dict[ExpertId, None] = {}  # least recently used first
-        self._by_layer: list[set[int]] = [set() for _ in self._scores]
+        self._by_layer: list[set[ExpertId]] = [set() for _ in self._scores]
         self._staged: set[ExpertId] = set()  # loaded and not used since
         # Residents by score. An entry is stale once its expert has left or its score has changed. Who was refused is
         # not in it until told of again, so that protected residents are not looked at once more for every load.
@@ -51,14 +51,15 @@ class RetainEviction:
         # At the layer's own turn: earlier, a layer still to come would lose a round's worth to those behind it.
         self._scores[layer] *= self._decay
         self._scores[layer] += counts
+        num_rows = counts.tolist()
         for expert in self._by_layer[layer]:
-            if counts[expert] == 0:  # the others will be used
-                self._staged.discard(ExpertId(layer, expert))
-                self._push(ExpertId(layer, expert))
+            if num_rows[expert.expert] == 0:  # the others will be used
+                self._staged.discard(expert)
+                self._push(expert)
 
     def loaded(self, expert: ExpertId) -> None:
         self._residents[expert] = None
-        self._by_layer[expert.layer].add(expert.expert)
+        self._by_layer[expert.layer].add(expert)
         self._staged.add(expert)
 
     def used(self, expert: ExpertId) -> None:
@@ -69,7 +70,7 @@ class RetainEviction:
 
     def forget(self, expert: ExpertId) -> None:
         self._residents.pop(expert, None)
-        self._by_layer[expert.layer].discard(expert.expert)
+        self._by_layer[expert.layer].discard(expert)
         self._staged.discard(expert)
 
     def victim(self, layer: int, may_evict: Callable[[ExpertId], bool], is_urgent: bool) -> ExpertId | None:

@@ -70,6 +70,7 @@ class CostModel:
     graphed_draft: bool = True
     draft_shared_bits: float | None = None
     _works: dict[tuple[str, int, int], Work] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _pass_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # by tiles
 
     def __post_init__(self) -> None:
         for name in ("tile_rows", "kv_capacity", "weight_bytes", "int4_bits"):
@@ -134,11 +135,13 @@ class CostModel:
         `num_experts`: distinct experts, summed over the MoE layers.
         """
         tiles = self.num_tiles(rows)
-        spec = self.spec
-        mixes = sum(self.mix(layer, tiles).hbm_bytes for layer in range(spec.num_layers))
-        reads = spec.num_moe_layers * self._rows_bytes(tiles * self.tile_rows)
-        combines = spec.num_moe_layers * self.combine(tiles).hbm_bytes
-        return mixes + num_experts * self.payload_bytes + reads + combines + self.head(rows).hbm_bytes
+        if tiles not in self._pass_bytes:  # floors ask for every round
+            spec = self.spec
+            mixes = sum(self.mix(layer, tiles).hbm_bytes for layer in range(spec.num_layers))
+            reads = spec.num_moe_layers * self._rows_bytes(tiles * self.tile_rows)
+            combines = spec.num_moe_layers * self.combine(tiles).hbm_bytes
+            self._pass_bytes[tiles] = mixes + reads + combines + self.head(rows).hbm_bytes
+        return num_experts * self.payload_bytes + self._pass_bytes[tiles]
 
     # -- formulas ---------------------------------------------------------------------------
 
