@@ -22,7 +22,7 @@ from specter.errors import SpecterError
 from specter.recording import Recording
 from specter.session import replay_input
 
-WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "checkpoint_digest", "inflated")
+WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "checkpoint_digest")
 
 
 def charge(directory: Path) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def charge(directory: Path) -> dict[str, Any]:
     if charged.generation.tokens != recording.tokens:
         raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
     return {
+        "model": config.model.charged_as,
         "system": config.system.name,
         "tier": config.budget.tier,
         "sampling": config.sampling.kind,
@@ -56,6 +57,14 @@ def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, 
     return {"provenance": where, "summary": summary, "facts": {"cells": list(cells)}}
 
 
+def provenance(runs: Sequence[Path]) -> dict[str, Any]:
+    """Where the runs were measured: each value once, several with commas between them."""
+    noted = [json.loads((path / "env.json").read_text()) for path in runs]
+    config = read_config(runs[0])
+    where: dict[str, Any] = {key: ", ".join(sorted({one.get(key, "unknown") for one in noted})) for key in WHERE}
+    return where | {"hardware": config.hardware.name, "max_new_tokens": config.max_new_tokens}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -68,10 +77,7 @@ def main() -> None:
         )
     with progress_bar() as progress:
         cells = [charge(path) for path in steps(runs, "charge", progress)]
-    config, noted = read_config(runs[0]), json.loads((runs[0] / "env.json").read_text())
-    where = {key: noted[key] for key in WHERE if key in noted}
-    where |= {"hardware": config.hardware.name, "model": config.model.name, "max_new_tokens": config.max_new_tokens}
-    found = record(cells, where)
+    found = record(cells, provenance(runs))
     write_json(arguments.out, found)
     for name, ratio in found["summary"].items():
         print(f"{name}: {ratio:.3f}")
