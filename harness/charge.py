@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.jobs import progress_bar, run_job, steps, write_json
-from harness.live_check import read_config
-from harness.measure import RECORDING, WARMUP
+from harness.recordings import RECORDING, WARMUP
 from specter.errors import SpecterError
 from specter.recording import Recording
+from specter.results import read_config
 from specter.session import replay_input
 
 WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "checkpoint_digest")

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from harness.jobs import progress_bar, run_job, steps, write_whole
 from harness.plan import Live, live_of, matrix
-from harness.recordings import Entry, manifest_text
+from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
 from harness.replay import by_recording
 from specter.bench.report import files_digest, provenance
 from specter.build import build_costs, check_paths
@@ -34,11 +34,10 @@ from specter.memory import DoesNotFit, num_slots
 from specter.model.checkpoint import Checkpoint
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.recording import Recording
-from specter.run import adhoc_directory, run_id, write_misfit, write_run
+from specter.results import adhoc_directory, run_id, write_misfit, write_run
 from specter.session import RunResult
 
 MACHINE = ("gpu", "driver_version", "torch", "triton")
-RECORDING, WARMUP = "recording.safetensors", "warmup.safetensors"
 
 
 class Runner(Protocol):

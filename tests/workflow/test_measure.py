@@ -12,8 +12,9 @@ import yaml
 from rich.progress import Progress
 
 from harness import charge, preflight, scales
-from harness.measure import RECORDING, entries, is_finished, measure, plain_runs, publish, run_directory
+from harness.measure import entries, is_finished, measure, plain_runs, publish, run_directory
 from harness.plan import Live, compose, matrix
+from harness.recordings import RECORDING
 from harness.tidy import gather
 from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
