@@ -26,8 +26,14 @@ WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", 
 
 
 def charge(directory: Path) -> dict[str, Any]:
-    """One run: what it took, and what it is charged. Milliseconds per token; bytes over the link per token."""
+    """One run: what it took, and what it is charged. Milliseconds per token; bytes over the link per token.
+
+    Raises:
+        SpecterError: the run was not measured on a device, or its recording is not of it.
+    """
     config = read_config(directory)
+    if config.clock != "device":
+        raise SpecterError(f"{directory} was not measured: its clock is {config.clock}", "give runs of a device scale")
     measured = json.loads((directory / "metrics.json").read_text())
     recording, warmup = (Recording.load(directory / name) for name in (RECORDING, WARMUP))
     charged = replay_input(dataclasses.replace(config, clock="virtual"), recording, warmup)
@@ -58,11 +64,18 @@ def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, 
 
 
 def provenance(runs: Sequence[Path]) -> dict[str, Any]:
-    """Where the runs were measured: each value once, several with commas between them."""
+    """Where the runs were measured: each value once, several with commas between them.
+
+    Raises:
+        SpecterError: they are of several machines' files, or of different lengths.
+    """
     noted = [json.loads((path / "env.json").read_text()) for path in runs]
-    config = read_config(runs[0])
     where: dict[str, Any] = {key: ", ".join(sorted({one.get(key, "unknown") for one in noted})) for key in WHERE}
-    return where | {"hardware": config.hardware.name, "max_new_tokens": config.max_new_tokens}
+    alike = {(config.hardware.name, config.max_new_tokens) for config in map(read_config, runs)}
+    if len(alike) > 1:
+        raise SpecterError(f"runs of different machines or lengths: {sorted(alike)}", "charge them one by one")
+    [(hardware, max_new_tokens)] = alike
+    return where | {"hardware": hardware, "max_new_tokens": max_new_tokens}
 
 
 def main() -> None:
@@ -70,14 +83,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("measured", type=Path, nargs="+")
     arguments = parser.parse_args()
-    runs = [path for parent in arguments.measured for path in sorted(parent.iterdir()) if (path / RECORDING).is_file()]
+    runs = [path.parent for parent in arguments.measured for path in sorted(parent.glob(f"*/{RECORDING}"))]
     if not runs:
         raise SpecterError(
-            f"{arguments.measured[0]} has no measured runs", "measure them on a GPU: snakemake --config scale=standin"
+            f"{arguments.measured[0]} has no measured runs",
+            "measure them on a GPU: snakemake --cores 1 --config scale=standin -- all",
         )
+    where = provenance(runs)
     with progress_bar() as progress:
         cells = [charge(path) for path in steps(runs, "charge", progress)]
-    found = record(cells, provenance(runs))
+    found = record(cells, where)
     write_json(arguments.out, found)
     for name, ratio in found["summary"].items():
         print(f"{name}: {ratio:.3f}")

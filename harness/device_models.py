@@ -20,13 +20,13 @@ from specter.errors import SpecterError
 
 # Bars of a panel: label, colour, and the row of the bench's table or the key of its summary.
 STEPS = {
-    "16 bit": ("#9a9a9a", "plain decoding"),
+    "16 bit": ("#9a9a9a", "plain decoding, all resident, BF16"),
     "INT4, unfused": ("#56B4E9", "draft step, graph, 1 row, INT4 unfused"),
     "INT4, fused": ("#0072B2", "draft step, graph, 1 row, INT4"),
 }
 LAYERS = {
-    "16 bit": ("#9a9a9a", "experts of a layer: BF16 grouped"),
-    "INT4, unfused": ("#56B4E9", "experts of a layer: INT4 reference"),
+    "16 bit": ("#9a9a9a", "experts of a layer: BF16 grouped, 2 launches"),
+    "INT4, unfused": ("#56B4E9", "experts of a layer: INT4 reference (torch: dequantise, multiply)"),
     "INT4, fused": ("#0072B2", "experts of a layer: INT4 fused, 2 launches"),
 }
 OFFLOADED = {
@@ -61,10 +61,8 @@ def demand_equal(path: Path, summary: dict[str, Any], key: str) -> None:
 
 
 def median_of(content: Values, name: str) -> float:
-    """The median of the first row of the bench's table whose name is `name`, or begins with it; NaN without one."""
-    rows = content["table"]
-    exact = [row["median"] for row in rows if row["name"] == name]
-    return next(iter([*exact, *(row["median"] for row in rows if row["name"].startswith(name))]), float("nan"))
+    """The median of a row of the bench's table; NaN without it."""
+    return next((float(row["median"]) for row in content["table"] if row["name"] == name), float("nan"))
 
 
 def families(directory: Path) -> Figure:
@@ -121,10 +119,12 @@ def read_clock(directory: Path) -> tuple[Values, pd.DataFrame]:
 def clock_line(where: Values, frame: pd.DataFrame) -> str:
     """Provenance of the comparison of clocks."""
     models = " and ".join(titled(MODELS, model) for model in in_order(frame["model"].unique().tolist(), MODELS))
+    prompts = len(frame[["dataset", "input"]].drop_duplicates())
     return (
-        f"{len(frame)} runs, {where['max_new_tokens']} tokens each, measured once on {where['gpu']} (commit "
-        f"{where['commit']}; inflated stand-ins of {models}), and their recordings replayed by the virtual clock of "
-        f"conf/hardware/{where['hardware']}.yaml, whose rates come from other runs on such a machine"
+        f"{len(frame)} runs of {prompts} prompt{'s' * (prompts > 1)}, {where['max_new_tokens']} tokens each, measured "
+        f"once on {where['gpu']} (commit {where['commit']}; inflated stand-ins of {models}), and their recordings "
+        f"replayed by the virtual clock of conf/hardware/{where['hardware']}.yaml, whose rates come from other runs on "
+        "such a machine"
     )
 
 

@@ -20,18 +20,18 @@ from harness.scales import read_record
 from harness.tables import save
 from specter.errors import SpecterError
 
-# What a model's bench measured: title, and the row of its table (or how that begins).
+# What a model's bench measured: title, and the row of its table.
 LATENCIES = {
-    "plain step, 16 bit, all resident (ms)": "plain decoding",
+    "plain step, 16 bit, all resident (ms)": "plain decoding, all resident, BF16",
     "draft step, INT4 fused (ms)": "draft step, graph, 1 row, INT4",
     "draft step, INT4 unfused (ms)": "draft step, graph, 1 row, INT4 unfused",
-    "BF16 experts, 1 row (us)": "experts of a layer: BF16 grouped",
+    "BF16 experts, 1 row (us)": "experts of a layer: BF16 grouped, 2 launches",
     "INT4 fused, 1 row (us)": "experts of a layer: INT4 fused, 2 launches",
-    "INT4 by expert, 1 row (us)": "experts of a layer: INT4 fused, one expert",
-    "INT4 reference, 1 row (us)": "experts of a layer: INT4 reference",
+    "INT4 by expert, 1 row (us)": "experts of a layer: INT4 fused, one expert at a time",
+    "INT4 reference, 1 row (us)": "experts of a layer: INT4 reference (torch: dequantise, multiply)",
     "INT4 fused, 16 rows (us)": "prefill of 16 rows, a layer: INT4 fused, 2 launches",
-    "INT4 by expert, 16 rows (us)": "prefill of 16 rows, a layer: INT4 fused, one expert",
-    "INT4 reference, 16 rows (us)": "prefill of 16 rows, a layer: INT4 reference",
+    "INT4 by expert, 16 rows (us)": "prefill of 16 rows, a layer: INT4 fused, one expert at a time",
+    "INT4 reference, 16 rows (us)": "prefill of 16 rows, a layer: INT4 reference (torch: dequantise, multiply)",
 }
 # The same of whole systems: title, and the key of its summary.
 WHOLE = {

@@ -85,11 +85,16 @@ def read_config(directory: Path) -> RunConfig:
     return from_values(yaml.safe_load((directory / "config.yaml").read_text()))
 
 
-def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str]) -> None:
-    """Writes the files of a run whose system gets no slots: no rounds, but its device bytes."""
+def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str], num_slots: int = 0) -> None:
+    """Writes the files of a run whose system does not fit: no rounds, but its device bytes.
+
+    Args:
+        num_slots: that its memory policy gives it; none is too few, and others may be too many for the device.
+    """
     costs = build_costs(config)
-    metrics = {"clock": config.clock, "num_slots": 0, "experts_per_layer": 0.0, "fits_budget": False}
-    _write(directory, config, (), metrics | fit(costs, config.system, 0, config.hardware), notes)
+    per_layer = num_slots / costs.spec.num_moe_layers
+    metrics = {"clock": config.clock, "num_slots": num_slots, "experts_per_layer": per_layer, "fits_budget": False}
+    _write(directory, config, (), metrics | fit(costs, config.system, num_slots, config.hardware), notes)
 
 
 def _write(
