@@ -346,7 +346,7 @@ def test_what_does_not_draft_needs_no_draft_on_the_device(
     alone = DeviceLive(bare, device.budget, {})
     assert alone.run(config, PROMPT, ()).generation.tokens == device.run(config, PROMPT, ()).generation.tokens
     with pytest.raises(SpecterError, match="no draft"):
-        alone.run(dataclasses.replace(config, system=load_system("specter")), PROMPT, ())
+        alone.run(dataclasses.replace(config, system=load_system("specter"), max_new_tokens=3), PROMPT, ())
 
 
 @pytest.mark.gpu
