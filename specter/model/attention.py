@@ -101,7 +101,7 @@ class Span:
     def __init__(self, rotary: RotaryPairs, cache: KVCache, scratch: Scratch, position: int, num_rows: int) -> None:
         self.num_rows = num_rows
         self.padded_rows = len(scratch.wide)  # R
-        self.tile = tile = scratch.scores.shape[1]
+        self.tile = scratch.tile
         self.scratch = scratch
         end = position + num_rows
         entries = cache.entries
@@ -109,10 +109,11 @@ class Span:
         positions.clamp_(max=cache.capacity - 1)
         self.turns = rotary.turns[positions][:, None]  # complex [R, 1, W / 2]
         hidden = torch.arange(cache.storage, device=entries.device) > positions[:, None]
-        masks = hidden.to(entries.dtype).mul_(_MASKED)[:, None]  # [R, 1, storage], added to scores
-        # Per tile: its mask, and how many key blocks its real rows can see.
-        ends = range(position + tile, position + tile + self.padded_rows, tile)
-        self.tiles = [(mask, -(-min(e, end) // KEY_BLOCK)) for mask, e in zip(masks.split(tile), ends, strict=True)]
+        # Per part of a tile with a real row: its mask [r, 1, storage], added to scores, and how many key blocks its
+        # real rows can see.
+        masks = hidden.to(entries.dtype).mul_(_MASKED)[:, None].split(scratch.part_rows)
+        ends = range(position + scratch.part_rows, end + scratch.part_rows, scratch.part_rows)
+        self.parts = [(mask, -(-min(e, end) // KEY_BLOCK)) for mask, e in zip(masks, ends, strict=False)]
         self.new = scratch.entries[:num_rows]
         self.stored = entries[:, position:end].unbind(0)  # by layer: where `new` belongs
         scratch.scores.zero_()  # whatever an earlier pass left, NaN of an empty slot for one
@@ -121,8 +122,8 @@ class Span:
 def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache: KVCache, layer: int) -> Tensor:
     """Attention of x [R, D] (normalised, without gain) over the cache, to which the real rows are written.
 
-    Products run on whole tiles and on key blocks of one size. A block that no real row sees is left out: it
-    would add exact zeros, since the softmax always runs over the whole storage, masked.
+    Products run on whole tiles, or parts of them of one size, and on key blocks of one size. A block that no real row
+    sees is left out: it would add exact zeros, since the softmax always runs over the whole storage, masked.
     """
     scratch, blocks = span.scratch, cache.blocks[layer]
     tiled_product(mm, x, weights.into, span.tile, out=scratch.wide)
@@ -133,7 +134,7 @@ def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache:
     scratch.pairs.mul_(span.turns)
     span.stored[layer].copy_(span.new)
     scratch.queries.copy_(scratch.by_row)
-    for heads, (mask, num_blocks) in zip(scratch.tiles, span.tiles, strict=True):
+    for heads, (mask, num_blocks) in zip(scratch.parts, span.parts, strict=False):
         for (query, _), (keys, _), (scores, _) in zip(heads, blocks, scratch.blocks, strict=True):
             for index in range(num_blocks):
                 mm(query, keys[index], scores[index])
@@ -141,7 +142,7 @@ def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache:
         for (_, context), (_, values), (_, probs) in zip(heads, blocks, scratch.blocks, strict=True):
             mm(probs[0], values[0], context)
             for index in range(1, num_blocks):
-                mm(probs[index], values[index], scratch.part)
-                context.add_(scratch.part)
+                mm(probs[index], values[index], scratch.addend)
+                context.add_(scratch.addend)
     context = scratch.contexts.reshape(span.padded_rows, -1)
     return add_bias(tiled_product(mm, context, weights.out, span.tile), weights.out_bias)

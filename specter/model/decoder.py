@@ -24,7 +24,7 @@ from specter.model.base import Choose, FinishedStep, Output, Routing
 from specter.model.elementwise import add_bias, affine, norm
 from specter.model.kv_cache import KVCache
 from specter.model.rope import check_prompt
-from specter.model.routing import route
+from specter.model.routing import choose, route
 from specter.model.scratch import ExpertScratch, Scratch
 from specter.model.spec import ModelSpec
 from specter.model.weights import DecoderWeights, DraftExperts
@@ -45,6 +45,7 @@ class _Rows:
     experts: Tensor = field(init=False)  # int64 [n, k]
     by_expert: dict[int, list[int]] = field(init=False)  # row * k + rank of (row, rank) whose expert has not run
     expert_rows: Tensor = field(init=False)  # [n * k + 1, D]; the last row takes what padding computes
+    results: Tensor = field(init=False)  # of it: [n, k, D]
 
     def group(self, routing: Routing) -> None:
         """Sorts (row, rank) by expert."""
@@ -162,15 +163,15 @@ class Decoder:
         if position == 0:
             check_prompt(self.spec, self.cache.capacity, len(tokens))
         self.cache.extend(position, len(tokens))
-        with torch.inference_mode():
-            if not self.rowwise:
-                blocks = [self._embed(tokens, position, self.tile)]
-            else:
-                blocks = [self._embed([token], position + i, tile=1) for i, token in enumerate(tokens)]
-            for rows in blocks:
-                num_results = rows.span.num_rows * self.top_k
-                rows.expert_rows = rows.x.new_empty(num_results + 1, self.spec.hidden)
-            return DecoderPass(self, blocks, num_outputs)
+        if not self.rowwise:
+            blocks = [self._embed(tokens, position, self.tile)]
+        else:
+            blocks = [self._embed([token], position + i, tile=1) for i, token in enumerate(tokens)]
+        for rows in blocks:
+            num_results = rows.span.num_rows * self.top_k
+            rows.expert_rows = rows.x.new_empty(num_results + 1, self.spec.hidden)
+            rows.results = rows.expert_rows[:-1].view(-1, self.top_k, self.spec.hidden)
+        return DecoderPass(self, blocks, num_outputs)
 
     # -- the layers, on one block of rows ---------------------------------------------------------
 
@@ -212,7 +213,7 @@ class Decoder:
         weights = self._weights.layers[layer + 1]
         x = affine(rows.unit, weights.norm, weights.norm_bias)
         logits = tiled_product(self.mm, x, weights.router, rows.span.tile)
-        return route(self.spec, logits[: rows.span.num_rows])[1]
+        return choose(self.spec, logits[: rows.span.num_rows])
 
     def _run_experts(self, rows: _Rows, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Every product has the shape of one tile: what a wave is made of leaves no trace in the bits."""
@@ -248,8 +249,7 @@ class Decoder:
 
     def _combine(self, rows: _Rows) -> None:
         """One reduction over k, in rank order."""
-        results = rows.expert_rows[:-1].view(*rows.experts.shape, -1)  # [n, k, D]
-        rows.base[: len(results)].add_(results.mul_(rows.weights.unsqueeze(-1)).sum(1))
+        rows.base[: rows.span.num_rows].add_(rows.results.mul_(rows.weights.unsqueeze(-1)).sum(1))
         rows.x = rows.base
 
     def _logits(self, x: Tensor, tile: int) -> Tensor:
@@ -258,14 +258,16 @@ class Decoder:
 
 
 class DecoderPass:
-    """A target pass in progress; see `specter.model.base.TargetPass`."""
+    """A target pass in progress; see `specter.model.base.TargetPass`.
+
+    Quicker within `torch.inference_mode`, which is not entered here: five times a layer would cost what it saves.
+    """
 
     def __init__(self, decoder: Decoder, blocks: list[_Rows], num_outputs: int) -> None:
         self._decoder = decoder
         self._blocks = blocks
         self._num_outputs = num_outputs
 
-    @torch.inference_mode()
     def mix(self, layer: int) -> Routing | None:
         parts = []
         for rows in self._blocks:
@@ -274,24 +276,20 @@ class DecoderPass:
                 rows.group(parts[-1])
         return np.concatenate(parts) if parts else None
 
-    @torch.inference_mode()
     def foresee(self, layer: int) -> Routing:
         """See `ForeseeingPass`."""
         return _routing(torch.cat([self._decoder._foresee(layer, rows) for rows in self._blocks]))
 
-    @torch.inference_mode()
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         for rows in self._blocks:
             self._decoder._run_experts(rows, experts, slots)
 
-    @torch.inference_mode()
     def combine(self, layer: int) -> None:
         for rows in self._blocks:
             num_pending = sum(map(len, rows.by_expert.values()))
             assert num_pending == 0, f"layer {layer}: {num_pending} results of experts are missing"
             self._decoder._combine(rows)
 
-    @torch.inference_mode()
     def outputs(self) -> list[Output]:
         outputs: list[Output] = []
         for rows in reversed(self._blocks):

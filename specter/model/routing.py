@@ -31,6 +31,11 @@ def route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
     return weights if spec.routed_scaling == 1 else weights * spec.routed_scaling, experts
 
 
+def choose(spec: ModelSpec, logits: Tensor) -> Tensor:
+    """The experts of `route` alone."""
+    return _best_two(logits.float())[1] if spec.router_jitter > 0 else route(spec, logits)[1]
+
+
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Softmax over all experts, the k best, not renormalised."""
     probs = torch.softmax(logits.float(), dim=-1)
@@ -52,17 +57,20 @@ def sparsemixer(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
     """Two experts, each weighted by a softmax of its own (arXiv 2409.12136, inference form): the best expert among
     those within 2 * jitter of it, relatively; then the second likewise, without the first. The weights do not add up
     to 1."""
-    peak, best = logits.max(dim=-1, keepdim=True)
-    magnitudes, limit = logits.abs(), 2 * jitter
+    peaks, experts, without_first = _best_two(logits)
+    peaks, experts = peaks.unsqueeze(-1), experts.unsqueeze(-1)  # [rows, 2, 1]
+    all_logits = logits.unsqueeze(1)
+    far = (peaks - all_logits) / all_logits.abs().maximum(peaks) > 2 * jitter
+    masked = torch.stack((logits, without_first), dim=1).masked_fill_(far, float("-inf"))
+    return torch.softmax(masked, dim=-1).gather(-1, experts).squeeze(-1), experts.squeeze(-1)
 
-    def weight(open_logits: Tensor) -> Tensor:
-        far = (peak - logits) / magnitudes.maximum(peak) > limit
-        return torch.softmax(open_logits.masked_fill(far, float("-inf")), dim=-1).gather(-1, best)
 
-    first, first_weight = best, weight(logits)
-    open_logits = logits.scatter(-1, first, float("-inf"))
-    peak, best = open_logits.max(dim=-1, keepdim=True)
-    return torch.cat((first_weight, weight(open_logits)), dim=-1), torch.cat((first, best), dim=-1)
+def _best_two(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The two largest logits [rows, 2], their experts int64 [rows, 2], and the logits without the first [rows, E]."""
+    peak, first = logits.max(dim=-1, keepdim=True)
+    without_first = logits.scatter(-1, first, float("-inf"))
+    next_peak, second = without_first.max(dim=-1, keepdim=True)
+    return torch.cat((peak, next_peak), dim=-1), torch.cat((first, second), dim=-1), without_first
 
 
 def _best(scores: Tensor, k: int) -> Tensor:

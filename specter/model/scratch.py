@@ -11,6 +11,8 @@ from torch import Tensor
 from specter.model.kv_cache import KEY_BLOCK, KVCache
 from specter.model.spec import ModelSpec
 
+ATTENTION_ROWS = 4  # per product of attention, where tiles are whole multiples: less padding than whole tiles have
+
 
 class MlpScratch:
     """Of a layer's MLP without routed experts, R rows; see `LayerWeights.wide` (E or g may be 0, and S)."""
@@ -28,29 +30,31 @@ class Scratch:
         heads, num_keys, width, value_width = spec.num_heads, spec.num_key_heads, spec.key_width, spec.value_width
         group = heads // num_keys  # G, queries per key head
         like, num_rows = cache.entries, num_tiles * tile
+        self.tile = tile
         # Queries, then what a position adds to the cache; see `AttentionWeights.into`.
         self.wide = like.new_empty(num_rows, heads * width + spec.kv_width)
         self.entries = self.wide[:, heads * width :]
         rotated = self.wide[:, : (heads + num_keys) * width].unflatten(1, (-1, width))
         self.latent = rotated[:, heads, : spec.kv_lora]
         self.pairs = torch.view_as_complex(rotated.unflatten(-1, (-1, 2)))
-        # [tiles, Hk, tile, G, W]: one matrix of queries per tile and key head.
-        self.by_row = rotated[:, :heads].view(num_tiles, tile, num_keys, group, width).transpose(1, 2)
+        # [parts, Hk, r, G, W]: one matrix of queries per part of a tile and key head.
+        self.part_rows = rows = ATTENTION_ROWS if tile % ATTENTION_ROWS == 0 else tile  # r
+        self.by_row = rotated[:, :heads].view(-1, rows, num_keys, group, width).transpose(1, 2)
         self.queries = like.new_empty(self.by_row.shape)
-        contexts = like.new_empty(num_tiles, num_keys, tile, group, value_width)
-        self.contexts = contexts.transpose(1, 2)  # [tiles, tile, Hk, G, Vw]
-        self.tiles = [
-            [(query.flatten(0, 1), context.flatten(0, 1)) for query, context in zip(*parts, strict=True)]
-            for parts in zip(self.queries, contexts, strict=True)
+        contexts = like.new_zeros(num_rows // rows, num_keys, rows, group, value_width)
+        self.contexts = contexts.transpose(1, 2)  # [parts, r, Hk, G, Vw]
+        self.parts = [
+            [(query.flatten(0, 1), context.flatten(0, 1)) for query, context in zip(*part, strict=True)]
+            for part in zip(self.queries, contexts, strict=True)
         ]
-        # Of one tile, reused by all; scores of blocks that are left out stay finite, and masked.
-        self.scores = like.new_empty(num_keys, tile, group, cache.storage)
+        # Of one part, reused by all; scores of blocks that are left out stay finite, and masked.
+        self.scores = like.new_empty(num_keys, rows, group, cache.storage)
         self.probs = torch.empty_like(self.scores)
         self.blocks = [
             (scores.flatten(0, 1).split(KEY_BLOCK, dim=1), probs.flatten(0, 1).split(KEY_BLOCK, dim=1))
             for scores, probs in zip(self.scores, self.probs, strict=True)
         ]
-        self.part = like.new_empty(tile * group, value_width)
+        self.addend = like.new_empty(rows * group, value_width)
         self.dense = MlpScratch(like, num_rows, 0, 0, spec.dense_inter if spec.num_dense_layers else 0)
         self.moe = MlpScratch(like, num_rows, spec.num_experts, int(spec.shared_gate), spec.shared_inter)
 
