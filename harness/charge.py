@@ -16,24 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from harness.jobs import progress_bar, run_job, steps, write_json
-from harness.live_check import read_config
-from harness.measure import RECORDING, WARMUP
+from harness.recordings import RECORDING, WARMUP
 from specter.errors import SpecterError
 from specter.recording import Recording
+from specter.results import read_config
 from specter.session import replay_input
 
-WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "checkpoint_digest", "inflated")
+WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "checkpoint_digest")
 
 
 def charge(directory: Path) -> dict[str, Any]:
-    """One run: what it took, and what it is charged. Milliseconds per token; bytes over the link per token."""
+    """One run: what it took, and what it is charged. Milliseconds per token; bytes over the link per token.
+
+    Raises:
+        SpecterError: the run was not measured on a device, or its recording is not of it.
+    """
     config = read_config(directory)
+    if config.clock != "device":
+        raise SpecterError(f"{directory} was not measured: its clock is {config.clock}", "give runs of a device scale")
     measured = json.loads((directory / "metrics.json").read_text())
     recording, warmup = (Recording.load(directory / name) for name in (RECORDING, WARMUP))
     charged = replay_input(dataclasses.replace(config, clock="virtual"), recording, warmup)
     if charged.generation.tokens != recording.tokens:
         raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
     return {
+        "model": config.model.charged_as,
         "system": config.system.name,
         "tier": config.budget.tier,
         "sampling": config.sampling.kind,
@@ -56,21 +63,35 @@ def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, 
     return {"provenance": where, "summary": summary, "facts": {"cells": list(cells)}}
 
 
+def provenance(runs: Sequence[Path]) -> dict[str, Any]:
+    """Where the runs were measured: each value once, several with commas between them.
+
+    Raises:
+        SpecterError: they are of several machines' files, or of different lengths.
+    """
+    noted = [json.loads((path / "env.json").read_text()) for path in runs]
+    where: dict[str, Any] = {key: ", ".join(sorted({one.get(key, "unknown") for one in noted})) for key in WHERE}
+    alike = {(config.hardware.name, config.max_new_tokens) for config in map(read_config, runs)}
+    if len(alike) > 1:
+        raise SpecterError(f"runs of different machines or lengths: {sorted(alike)}", "charge them one by one")
+    [(hardware, max_new_tokens)] = alike
+    return where | {"hardware": hardware, "max_new_tokens": max_new_tokens}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("measured", type=Path, nargs="+")
     arguments = parser.parse_args()
-    runs = [path for parent in arguments.measured for path in sorted(parent.iterdir()) if (path / RECORDING).is_file()]
+    runs = [path.parent for parent in arguments.measured for path in sorted(parent.glob(f"*/{RECORDING}"))]
     if not runs:
         raise SpecterError(
-            f"{arguments.measured[0]} has no measured runs", "measure them on a GPU: snakemake --config scale=standin"
+            f"{arguments.measured[0]} has no measured runs",
+            "measure them on a GPU: snakemake --cores 1 --config scale=standin -- all",
         )
+    where = provenance(runs)
     with progress_bar() as progress:
         cells = [charge(path) for path in steps(runs, "charge", progress)]
-    config, noted = read_config(runs[0]), json.loads((runs[0] / "env.json").read_text())
-    where = {key: noted[key] for key in WHERE if key in noted}
-    where |= {"hardware": config.hardware.name, "model": config.model.name, "max_new_tokens": config.max_new_tokens}
     found = record(cells, where)
     write_json(arguments.out, found)
     for name, ratio in found["summary"].items():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from harness.drawing import COLOURS, WIDE, footer, panels
 from harness.frames import MODELS, SYSTEMS, in_order, titled
@@ -20,13 +20,13 @@ from specter.errors import SpecterError
 
 # Bars of a panel: label, colour, and the row of the bench's table or the key of its summary.
 STEPS = {
-    "16 bit": ("#9a9a9a", "plain decoding"),
+    "16 bit": ("#9a9a9a", "plain decoding, all resident, BF16"),
     "INT4, unfused": ("#56B4E9", "draft step, graph, 1 row, INT4 unfused"),
     "INT4, fused": ("#0072B2", "draft step, graph, 1 row, INT4"),
 }
 LAYERS = {
-    "16 bit": ("#9a9a9a", "experts of a layer: BF16 grouped"),
-    "INT4, unfused": ("#56B4E9", "experts of a layer: INT4 reference"),
+    "16 bit": ("#9a9a9a", "experts of a layer: BF16 grouped, 2 launches"),
+    "INT4, unfused": ("#56B4E9", "experts of a layer: INT4 reference (torch: dequantise, multiply)"),
     "INT4, fused": ("#0072B2", "experts of a layer: INT4 fused, 2 launches"),
 }
 OFFLOADED = {
@@ -61,10 +61,8 @@ def demand_equal(path: Path, summary: dict[str, Any], key: str) -> None:
 
 
 def median_of(content: Values, name: str) -> float:
-    """The median of the first row of the bench's table whose name is `name`, or begins with it; NaN without one."""
-    rows = content["table"]
-    exact = [row["median"] for row in rows if row["name"] == name]
-    return next(iter([*exact, *(row["median"] for row in rows if row["name"].startswith(name))]), float("nan"))
+    """The median of a row of the bench's table; NaN without it."""
+    return next((float(row["median"]) for row in content["table"] if row["name"] == name), float("nan"))
 
 
 def families(directory: Path) -> Figure:
@@ -88,11 +86,12 @@ def families(directory: Path) -> Figure:
                         text, (position, height), (0, 2), textcoords="offset points", ha="center", fontsize=5.5
                     )
         panel.set_yscale("log")
-        panel.yaxis.set_major_formatter(ScalarFormatter())
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter(NullFormatter())
-        panel.margins(y=0.12)
+        panel.margins(y=0.3)  # room for the legend
         panel.set_title(title, fontsize=7.2)
-        panel.set_xticks(range(len(records)), [titled(MODELS, model) for model in records], fontsize=6)
+        names = [titled(MODELS, model).replace("-", "-\n", 1) for model in records]
+        panel.set_xticks(range(len(records)), names, fontsize=6)
         panel.legend(fontsize=5.5, loc="upper left")
     axes[0][0].set_ylabel("time (log)")
     sources = [_source(model, content) for model, content in records.items()]
@@ -119,10 +118,13 @@ def read_clock(directory: Path) -> tuple[Values, pd.DataFrame]:
 
 def clock_line(where: Values, frame: pd.DataFrame) -> str:
     """Provenance of the comparison of clocks."""
+    models = " and ".join(titled(MODELS, model) for model in in_order(frame["model"].unique().tolist(), MODELS))
+    prompts = len(frame[["dataset", "input"]].drop_duplicates())
     return (
-        f"{len(frame)} runs, {where['max_new_tokens']} tokens each, measured once on {where['gpu']} (commit "
-        f"{where['commit'][:7]}; inflated stand-in {where['model']}), and their recordings replayed by the virtual "
-        f"clock of conf/hardware/{where['hardware']}.yaml, whose rates come from other runs on such a machine"
+        f"{len(frame)} runs of {prompts} prompt{'s' * (prompts > 1)}, {where['max_new_tokens']} tokens each, measured "
+        f"once on {where['gpu']} (commit {where['commit']}; inflated stand-ins of {models}), and their recordings "
+        f"replayed by the virtual clock of conf/hardware/{where['hardware']}.yaml, whose rates come from other runs on "
+        "such a machine"
     )
 
 
@@ -132,18 +134,27 @@ def clock(directory: Path) -> Figure:
     figure, axes = panels(1, 2, WIDE, 2.6)
     scatter, strip = axes[0]
     systems = in_order(frame["system"].unique().tolist(), SYSTEMS)
+    models = in_order(frame["model"].unique().tolist(), MODELS)
     for row, system in enumerate(systems):
         mine = frame[frame["system"] == system]
         colour = COLOURS.get(system, "#555555")
-        scatter.scatter(mine["measured_tpot_ms"], mine["charged_tpot_ms"], s=9, color=colour, lw=0)
-        strip.scatter(mine["ratio"], [row] * len(mine), s=9, color=colour, lw=0)
+        for model, marker in zip(models, "o^s", strict=False):
+            part = mine[mine["model"] == model]
+            scatter.scatter(part["measured_tpot_ms"], part["charged_tpot_ms"], s=11, color=colour, lw=0, marker=marker)
+            strip.scatter(part["ratio"], [row] * len(part), s=11, color=colour, lw=0, marker=marker)
         strip.plot([mine["ratio"].median()] * 2, [row - 0.3, row + 0.3], color="#222222", lw=1)
     least, most = frame["measured_tpot_ms"].min() * 0.8, frame["measured_tpot_ms"].max() * 1.25
     line = np.array([least, most])
     scatter.plot(line, line, color="#222222", lw=0.8)
     scatter.fill_between(line, line * 0.9, line * 1.1, color="#dddddd", lw=0, zorder=0)
-    for set_scale in (scatter.set_xscale, scatter.set_yscale):
-        set_scale("log")
+    scatter.set(xscale="log", yscale="log")
+    for axis in (scatter.xaxis, scatter.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+    for model, marker in zip(models, "o^s", strict=False):
+        scatter.scatter([], [], s=11, color="#555555", lw=0, marker=marker, label=titled(MODELS, model))
+    scatter.legend(loc="upper left")
     scatter.set_xlabel("measured TPOT (ms per token)")
     scatter.set_ylabel("charged by the virtual clock (ms)")
     strip.axvline(1, color="#222222", lw=0.8)

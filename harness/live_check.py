@@ -7,14 +7,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-import yaml
 
 from harness.jobs import progress_bar, run_job, steps, write_json
-from specter.config import RunConfig, from_values
+from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.live import LiveModel
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
-from specter.run import write_run
+from specter.results import read_config, write_run
 
 COMPARED = ("rounds.jsonl", "metrics.json")
 
@@ -32,10 +31,6 @@ def choose(runs: dict[Path, RunConfig], num_checks: int) -> list[Path]:
     planned = [path for path, config in bounded.items() if config.system.planner != "none"]
     others = [path for path in bounded if path not in set(planned)]
     return sample(planned, num_checks - num_checks // 2) + sample(others, num_checks // 2)
-
-
-def read_config(directory: Path) -> RunConfig:
-    return from_values(yaml.safe_load((directory / "config.yaml").read_text()))
 
 
 def main() -> None:

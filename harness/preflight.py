@@ -17,18 +17,20 @@ ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 a
 
 
 def check_device(scale: Scale) -> None:
-    """Raises SpecterError unless there is a GPU with the memory of the machine that the scale names."""
+    """Raises SpecterError unless there is a GPU with as much free memory as the machine has that the scale names."""
     import torch  # seconds to import, and only these scales need it
 
     if not torch.cuda.is_available():
         raise SpecterError(f"scale {scale.name} needs {scale.needs}, and there is no CUDA device", ELSEWHERE)
     for name in scale.hardware:
         needed = load_hardware(CONF / "hardware" / f"{name}.yaml").device_memory_bytes
-        total = torch.cuda.get_device_properties(0).total_memory
-        if total < MOST_OF * needed:
+        free, total = torch.cuda.mem_get_info(0)
+        if free < MOST_OF * needed:
             raise SpecterError(
-                f"scale {scale.name} measures {name}, {needed} bytes, and {torch.cuda.get_device_name(0)} has {total}",
-                f"name a smaller machine in conf/scale/{scale.name}.yaml (hardware: ...), {ELSEWHERE}",
+                f"scale {scale.name} measures {name}, {needed} bytes; {torch.cuda.get_device_name(0)} has {total}, of "
+                f"which {free} are free",
+                "end what else runs on the GPU, or name another machine in "
+                f"conf/scale/{scale.name}.yaml (hardware: ...), {ELSEWHERE}",
             )
 
 

@@ -22,6 +22,8 @@ from specter.errors import SpecterError
 from specter.prompts import encode, prompt_text, warmup_text
 from specter.recording import Recording
 
+RECORDING, WARMUP = "recording.safetensors", "warmup.safetensors"  # beside a run that was measured on a device
+
 
 @dataclass(frozen=True)
 class Text:

@@ -12,7 +12,7 @@ from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.memory import DoesNotFit
 from specter.recording import Recording
-from specter.run import run_id, write_misfit, write_run
+from specter.results import run_id, write_misfit, write_run
 from specter.session import replay_input
 
 

@@ -111,6 +111,8 @@ class Scale:
     def models_of(self, *experiments: str) -> list[str]:
         """The models that run all of these experiments; those of `DERIVED` go with their source."""
         needed = {DERIVED.get(name, name) for name in experiments}
+        if "transformers_offload" in experiments and self.checkpoint_kind == "hub":
+            return []  # it loads the model a second time, in fp32
         return [model for model in self.models if needed.issubset(self.share(model).experiments)]
 
 
@@ -173,7 +175,11 @@ def _load(schema: type[Schema], group: str, name: str) -> Schema:
 
 @functools.cache
 def load_scale(name: str) -> Scale:
-    return _load(Scale, "scale", name)
+    """Raises SpecterError for what is wrong with conf/scale/`name`.yaml."""
+    scale = _load(Scale, "scale", name)
+    if scale.clock == "device" and not scale.hardware:
+        raise SpecterError(f"conf/scale/{name}.yaml measures on no machine", "name the GPU at hand: hardware: [...]")
+    return scale
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from specter.model.spec import ExpertId
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.origin import check_draft_origin
 from specter.session import OnCommit, RunResult, run_input
-from specter.speculation.accept import build_sampler
+from specter.speculation.sampling import build_sampler
 
 PLAIN = SystemConfig(name="resident", speculative=False, planner="none", eviction="resident")
 DTYPE = torch.float32  # what a CPU computes in; the checkpoint's int8 or BF16 values are exact in it

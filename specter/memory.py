@@ -17,8 +17,7 @@ _PLAIN = SystemConfig(name="plain", speculative=False, planner="none", eviction=
 
 
 class DoesNotFit(SpecterError):
-    """A memory policy leaves a system fewer than two slots, or a device too little memory for them: a result, which a
-    workflow records as such."""
+    """A memory policy leaves a system fewer than two slots: a result, which a workflow records as such."""
 
 
 def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import hashlib
-import json
 import os
-import platform
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,107 +14,21 @@ from rich.console import Console
 from rich.table import Table
 
 from specter.build import build_costs, check_paths
-from specter.config import RunConfig, from_values, to_dict, to_yaml
+from specter.config import RunConfig, from_values
 from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.hub import with_local_paths
 from specter.live import LiveModel
-from specter.memory import fit, num_slots
-from specter.metrics import Metrics
+from specter.memory import num_slots
 from specter.model.rope import check_prompt
 from specter.model.spec import read_spec
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
-from specter.records import RoundRecord
+from specter.results import adhoc_directory, check_writable, run_id, write_run
 from specter.session import OnCommit, RunResult
-from specter.timeline.trace import write_chrome_trace
 
 if TYPE_CHECKING:
     from specter.gpu.live import DeviceLive
-
-
-def run_id(config: RunConfig) -> str:
-    """Directory name of a run: what distinguishes it among the runs of one model."""
-    depth = f"-k{config.depth}" if config.depth else ""
-    source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
-    budget = config.budget.tier
-    if config.budget.experts_per_layer is not None:
-        budget = f"{config.budget.experts_per_layer:g}experts"
-    elif config.budget.num_bytes is not None:
-        budget = f"{config.budget.num_bytes}bytes"
-    length = f"{config.prompt_tokens or 'all'}tokens"
-    budget = f"{budget}-{config.budget.policy}"
-    return f"{config.system.name}-{source}-{length}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
-
-
-def adhoc_directory(config: RunConfig) -> Path:
-    """Where a single run is written: its name, and a digest of everything else that decides its result."""
-    values = {key: value for key, value in to_dict(config).items() if key not in ("results", "trace")}
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-    return Path(config.results) / f"{run_id(config)}-{digest}"
-
-
-@functools.cache  # a job writes hundreds of runs
-def commit() -> str:
-    """The commit of the working directory; "unknown" without git or outside a repository."""
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    except OSError:
-        return "unknown"
-
-
-def environment(config: RunConfig, notes: dict[str, str]) -> dict[str, str]:
-    """What the run ran on. No times of day, so that the same run leaves the same files."""
-    return {
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "threads": str(config.threads),
-        **notes,
-    }
-
-
-def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict[str, str]) -> None:
-    """Writes config.yaml, env.json, rounds.jsonl, metrics.json (and trace.json); metrics.json last, whole."""
-    (directory / "trace.json").unlink(missing_ok=True)
-    if result.trace is not None:
-        write_chrome_trace(directory / "trace.json", result.trace, {"run": run_id(config)})
-    _write(directory, config, result.generation.rounds, result.metrics, notes)
-
-
-def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str]) -> None:
-    """Writes the files of a run whose system gets no slots: no rounds, but its device bytes."""
-    costs = build_costs(config)
-    metrics = {"clock": config.clock, "num_slots": 0, "experts_per_layer": 0.0, "fits_budget": False}
-    _write(directory, config, (), metrics | fit(costs, config.system, 0, config.hardware), notes)
-
-
-def _write(
-    directory: Path, config: RunConfig, rounds: Iterable[RoundRecord], metrics: Metrics, notes: dict[str, str]
-) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.yaml").write_text(to_yaml(config))
-    (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
-    (directory / "metrics.json").unlink(missing_ok=True)
-    (directory / "rounds.jsonl").write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in rounds))
-    part = directory / "metrics.json.part"
-    part.write_text(json.dumps(metrics, indent=1) + "\n")
-    part.rename(directory / "metrics.json")
-
-
-def check_writable(directory: Path) -> None:
-    """Raises SpecterError, before any work, if results cannot be written."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise SpecterError(
-            f"{directory} cannot be written: {error.strerror}", "set results=... to a directory that can"
-        ) from None
 
 
 def summary(config: RunConfig, result: RunResult) -> Table:

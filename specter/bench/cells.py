@@ -196,6 +196,7 @@ def run_cell(
         warm: of an earlier cell of the same eviction, slots and way of sampling, instead of a warm-up.
     """
     config = cell.config()
+    bed.poison()  # or the last cell's experts would stand in for copies that have not arrived
     recorder = RecordingModel(build_model(config, bed.model, bed.own_draft))
     costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
     engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs, bed.open_write_back)

@@ -122,7 +122,6 @@ class Systems:
     def _measure(self, cell: Cell, bed: Bed, name: str) -> None:
         """Adds the cell to the record and its means, as `<metric>.<name>`, to the summary."""
         options, facts, summary = self.options, self.report.facts, self.report.summary
-        bed.poison()
         timeline = partial(CudaTimeline, self.budget.device)
         warmup, num_tokens = self.prompts[-1], options.num_tokens
         generations = run_cell(cell, bed, self.texts, warmup, timeline, num_tokens, options.num_warmup)

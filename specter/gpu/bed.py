@@ -69,7 +69,7 @@ class Bed:
             return make_draft(weights, full.int4, cache, max_draft_len, seed, temperature, pdl)
 
         self._draft_over = draft_over
-        draft = None if is_resident else draft_over(full.weights, cache)
+        draft = draft_over(full.weights, cache) if full.has_draft and not is_resident else None
         self._captured, self._captured_foresight = set[int](), set[int]()
         self.model = DeviceModel(DevicePasses(target, is_resident), draft, self._is_graphed)
         self.own_memory: OwnMemory | None = None
@@ -110,4 +110,5 @@ class Bed:
         """Fills every slot with NaN, unless all are resident: whoever reads what did not arrive cannot go unseen."""
         if not self.is_resident:
             self._arena.flat.fill_(0xFF)
-            torch.cuda.synchronize(self._arena.flat.device)
+            if self._arena.flat.is_cuda:  # copies come on another stream
+                torch.cuda.synchronize(self._arena.flat.device)

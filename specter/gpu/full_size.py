@@ -41,7 +41,11 @@ class FullSize:
     store: PinnedStore
     load: LoadReport
     weights: GpuWeights
-    int4: PackedExperts
+    int4: PackedExperts  # of no layer, where nothing drafts
+
+    @property
+    def has_draft(self) -> bool:
+        return len(self.int4.down) > 0
 
     def int4_layer(self, layer: int) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
         """gate, up, down [E, out, in] of one MoE layer, at full size, on the device."""
@@ -62,12 +66,20 @@ class FullSize:
 
 
 def load_full_size(
-    checkpoint: Path, quantized: Path, spec: ModelSpec, budget: DeviceBudget, pin: Pin, console: Console
+    checkpoint: Path,
+    quantized: Path,
+    spec: ModelSpec,
+    budget: DeviceBudget,
+    pin: Pin,
+    console: Console,
+    with_draft: bool = True,
 ) -> FullSize:
     """Loads a checkpoint and its INT4 codes: experts to the host, everything else to the device.
 
     A checkpoint narrower than `spec`, as stand-ins are, is inflated on the way, codes included.
 
+    Args:
+        with_draft: put the INT4 experts on the device; without them there is more room for slots.
     Raises:
         SpecterError: heads or a router that the kernels do not serve; from the readers, the budget or the store; or the
             codes were made from another checkpoint.
@@ -84,9 +96,11 @@ def load_full_size(
     budget.check(DTYPE.itemsize * spec.non_expert_params, "the weights that draft and target share")
     num_tokens = source.num_tokens if isinstance(source, InflatedCheckpoint) else None
     weights = GpuWeights.load(spec, source.tensor, budget.device, DTYPE, num_tokens)
-    budget.check(spec.experts_params // 2, "the INT4 experts")
-    int4 = PackedExperts.empty(spec, codes.gate.group if is_full else GROUP, budget.device)
-    for layer in range(spec.num_moe_layers):
+    num_packed = spec.num_moe_layers if with_draft else 0
+    packed_spec = dataclasses.replace(spec, num_layers=spec.num_dense_layers + num_packed)
+    budget.check(packed_spec.experts_params // 2, "the INT4 experts")
+    int4 = PackedExperts.empty(packed_spec, codes.gate.group if is_full else GROUP, budget.device)
+    for layer in range(num_packed):
         int4.set_layer(layer, *_int4_layer(source, codes, layer, budget.device))
     torch.cuda.empty_cache()
     return FullSize(spec, opened, codes, draft_origin, source, codec, store, load, weights, int4)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from specter.build import build_costs, build_model
@@ -43,7 +44,8 @@ class DeviceLive:
 
     @classmethod
     def load(cls, config: RunConfig, console: Console) -> DeviceLive:
-        """Loads target and draft within the memory of `config.hardware`, with progress on `console`.
+        """Loads the target, and the draft if `config` speculates, within the memory of `config.hardware`, with progress
+        on `console`.
 
         Raises:
             SpecterError: sampling that the device cannot do, no device, too little memory on either side, or anything
@@ -55,7 +57,8 @@ class DeviceLive:
         parts = device_bytes(costs, config.system, num_slots(config, costs))
         budget.check(sum(parts.values()), f"{config.system.name} at this budget")
         full = load_full_size(
-            Path(config.model.checkpoint), Path(config.model.quantized), costs.spec, budget, "prefer", console
+            Path(config.model.checkpoint), Path(config.model.quantized), costs.spec, budget, "prefer", console,
+            config.system.speculative,
         )  # fmt: skip
         notes = {
             "checkpoint_digest": full.checkpoint.digest(),
@@ -70,8 +73,8 @@ class DeviceLive:
         self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
     ) -> RunResult:
         """Runs one input; see `session.run_input`. Runs that differ in policy alone use the same slots and graphs."""
-        self.budget.restart_peaks()
         bed = self._bed_for(config, max(len(prompt), len(warmup)))
+        bed.poison()  # or the last run's experts would stand in for copies that have not arrived
         row_counts = {1, config.depth + 1}
         if len(prompt) <= OUTPUT_ROWS:  # a longer one is launched kernel by kernel
             row_counts.add(len(prompt))
@@ -96,6 +99,8 @@ class DeviceLive:
         if self._bed is None or self._bed[0] != key:
             self._bed = None  # its slots and the new ones need not fit side by side
             gc.collect()
+            torch.cuda.empty_cache()
+            self.budget.restart_peaks()
             self._bed = (
                 key,
                 Bed(

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from specter.errors import SpecterError
-from specter.memory import DoesNotFit
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -72,7 +71,7 @@ class DeviceBudget:
         """Refuses an allocation that would not fit.
 
         Raises:
-            DoesNotFit: naming `what`, its bytes and what is left.
+            SpecterError: naming `what`, its bytes and what is left.
         """
         check_fits(num_bytes, self.cap_bytes - torch.cuda.memory_allocated(self.device), what, self.cap_bytes)
 
@@ -92,9 +91,9 @@ class DeviceBudget:
 
 
 def check_fits(num_bytes: int, left_bytes: int, what: str, cap_bytes: int) -> None:
-    """Raises DoesNotFit unless `num_bytes` for `what` are left of a budget of `cap_bytes`."""
+    """Raises SpecterError unless `num_bytes` for `what` are left of a budget of `cap_bytes`."""
     if num_bytes > left_bytes:
-        raise DoesNotFit(
+        raise SpecterError(
             f"{what} needs {num_bytes} bytes of device memory; {left_bytes} of the budget of {cap_bytes} are left",
             f"raise the device budget by {num_bytes - left_bytes} bytes, or hold fewer experts on the device",
         )

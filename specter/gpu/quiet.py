@@ -10,8 +10,10 @@ from contextlib import contextmanager
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Holds garbage collection off: a full one walks every module there is, while a device waits for the host."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

@@ -62,7 +62,8 @@ def _check(status: object) -> None:
 
 def _unlock(locker: PageLocker, addresses: list[int]) -> None:
     while addresses:
-        locker.unregister(addresses.pop())
+        locker.unregister(addresses[-1])
+        addresses.pop()
 
 
 class PinnedStore:

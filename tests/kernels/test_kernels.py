@@ -25,8 +25,8 @@ from specter.kernels.routing import RowRouting, Rule
 from specter.model.routing import top_k
 from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import quantize_rtn
-from specter.speculation.accept import build_sampler
 from specter.speculation.noise import gumbel
+from specter.speculation.sampling import build_sampler
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = (1, 2, 17, 33, 48)

@@ -69,6 +69,9 @@ class HostBudget:
         if num_bytes > self.num_bytes:
             raise SpecterError(f"{what} needs {num_bytes} bytes", "raise the budget")
 
+    def restart_peaks(self) -> None:
+        pass
+
     def use(self) -> DeviceUse:
         return DeviceUse(0, 0, 0, 0, 0)
 
@@ -316,6 +319,34 @@ def test_what_a_swap_sends_back_arrives_on_the_host(full: FullSize, config: RunC
 def test_a_way_back_needs_a_buffer(full: FullSize) -> None:
     with pytest.raises(SpecterError, match="without a buffer"):
         WriteBack(DeviceArena(1, full.codec, DEV), 0)
+
+
+def test_runs_alike_share_slots_and_no_run_sees_the_last_ones_experts(
+    device: DeviceLive, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(config, max_new_tokens=2)
+    tokens = device.run(config, PROMPT, ()).generation.tokens
+    assert device._bed is not None
+    bed = device._bed[1]
+    assert device.run(config, PROMPT, ()).generation.tokens == tokens
+    assert device._bed[1] is bed
+    monkeypatch.setattr(bed, "move", lambda expert, slot: None)
+    assert device.run(config, PROMPT, ()).generation.tokens != tokens
+    device.run(dataclasses.replace(config, budget=BudgetConfig("high", policy="same_experts")), PROMPT, ())
+    assert device._bed[1] is not bed
+
+
+def test_what_does_not_draft_needs_no_draft_on_the_device(
+    device: DeviceLive, full: FullSize, config: RunConfig
+) -> None:
+    config = dataclasses.replace(config, max_new_tokens=2)
+    no_layers = dataclasses.replace(SPEC, num_layers=SPEC.num_dense_layers)
+    bare = dataclasses.replace(full, int4=PackedExperts.empty(no_layers, 128, DEV))
+    assert full.has_draft and not bare.has_draft
+    alone = DeviceLive(bare, device.budget, {})
+    assert alone.run(config, PROMPT, ()).generation.tokens == device.run(config, PROMPT, ()).generation.tokens
+    with pytest.raises(SpecterError, match="no draft"):
+        alone.run(dataclasses.replace(config, system=load_system("specter"), max_new_tokens=3), PROMPT, ())
 
 
 @pytest.mark.gpu

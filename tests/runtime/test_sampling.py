@@ -9,15 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specter.config import SamplingConfig
-from specter.speculation.accept import (
-    GreedySampler,
-    Proposal,
-    RejectionSampler,
-    SeededSampler,
-    TokenSampler,
-    build_sampler,
-)
+from specter.speculation.accept import Proposal, TokenSampler
 from specter.speculation.noise import gumbel, philox, uniforms
+from specter.speculation.sampling import GreedySampler, RejectionSampler, SeededSampler, build_sampler
 
 
 def test_philox_matches_the_published_known_answers():

@@ -157,10 +157,18 @@ def test_families_are_shown_in_the_order_of_models(directory: Path) -> None:
 
 def test_the_clock_is_held_against_the_device(directory: Path) -> None:
     cells = [
-        {"system": system, "tier": tier, "sampling": "greedy", "measured_tpot_ms": 10.0, "charged_tpot_ms": charged}
+        {
+            "model": "qwen1_5_moe",
+            "dataset": "prose",
+            "input": 0,
+            "system": system,
+            "tier": tier,
+            "measured_tpot_ms": 10.0,
+            "charged_tpot_ms": charged,
+        }
         for system, tier, charged in (("lru", "high", 11.0), ("lru", "low", 8.0), ("specter", "high", 10.0))
     ]
-    where = {"gpu": "Test GPU", "model": "tiny", "commit": "abc", "max_new_tokens": 8, "hardware": "h200_pcie5"}
+    where = {"gpu": "Test GPU", "commit": "abc", "max_new_tokens": 8, "hardware": "h200_pcie5"}
     content = {"provenance": where, "summary": {}, "facts": {"cells": cells}}
     (directory / "clock.json").write_text(json.dumps(content))
     assert device_tables(directory) == ["choices", "clock"]

@@ -9,39 +9,43 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.progress import Progress
 
 from harness import charge, preflight, scales
-from harness.measure import RECORDING, entries, is_finished, measure, plain_runs, publish, run_directory
+from harness.measure import Runs, check_lossless, entries, measure, publish, slots_of
 from harness.plan import Live, compose, matrix
+from harness.recordings import RECORDING
 from harness.tidy import gather
 from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.live import LiveModel
-from specter.memory import DoesNotFit
 from specter.prompts import load_tokenizer
 from specter.session import RunResult
 from tests.helpers import TINY, load_system, open_live, write_random
 
 SPEC = dataclasses.replace(TINY, vocab=8192)  # the shipped tokenizer's
 SYSTEMS = ("specter_deadline", "lru", "specmoeoff")
+MISFIT = ("specmoeoff", "low")
 
 
 @dataclasses.dataclass
 class Runner:
-    """Counts runs, and fails when it is told to."""
+    """Counts runs and loads, and fails when it is told to."""
 
     live: LiveModel
     notes: dict[str, str] = dataclasses.field(default_factory=lambda: {"gpu": "none"})
     names: list[str] = dataclasses.field(default_factory=list)
+    loads: list[bool] = dataclasses.field(default_factory=list)  # whether with a draft
     fails_at: int | None = None
     lies: bool = False
 
+    def load(self, config: RunConfig) -> Runner:
+        self.loads.append(config.system.speculative)
+        return self
+
     def run(self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int]) -> RunResult:
+        assert config.system.speculative == self.loads[-1]
         if len(self.names) == self.fails_at:
             raise KeyboardInterrupt
-        if config.budget.tier == "low" and config.system.name == "lru":
-            raise DoesNotFit("it does not fit", "give more")
         self.names.append(config.system.name)
         result = self.live.run(dataclasses.replace(config, clock="virtual"), prompt, warmup)
         if self.lies and config.system.speculative:
@@ -59,34 +63,55 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> LiveModel:
 
 @pytest.fixture
 def configs(live: LiveModel) -> list[RunConfig]:
+    """Five runs that fit, and SpecMoEOff at the low budget, which gets no slots."""
     tokenizer = "data/standins/tokenizer.json"
     model = ModelConfig("tiny", live.notes["checkpoint"], "standin", "", "itself", tokenizer, {"high": 4, "low": 2})
     base = dataclasses.replace(
-        compose(["dataset=gsm8k"]), model=model, clock="device", k=3, max_new_tokens=8, warmup_tokens=4
+        compose(["dataset=gsm8k"]), model=model, clock="device", max_new_tokens=8, warmup_tokens=4
     )
     return [
-        dataclasses.replace(base, system=load_system(system), budget=BudgetConfig(tier, policy="same_experts"))
+        dataclasses.replace(
+            base,
+            k=1 if system == "lru" else 3,
+            system=load_system(system),
+            budget=BudgetConfig(tier, policy="same_bytes" if (system, tier) == MISFIT else "same_experts"),
+        )
         for system in SYSTEMS
         for tier in ("high", "low")
     ]
 
 
-def run(configs: list[RunConfig], runner: Runner, root: Path) -> None:
-    tokenizer = load_tokenizer(configs[0])
-    measure(plain_runs(configs), configs, runner, tokenizer, root, Progress(disable=True), "test")
+def run(configs: list[RunConfig], runner: Runner, root: Path) -> Runs:
+    runs = Runs.of(configs, load_tokenizer(configs[0]), root)
+    measure(runs, runner.load, {"driver_version": "1"}, "test")
+    return runs
 
 
 def test_every_run_is_kept_compared_and_recorded(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
-    root, out = tmp_path / "measured", tmp_path / "out"
-    run(configs, Runner(live), root)
-    frame = gather([_published(configs, root, out)])
+    runner = Runner(live)
+    runs = run(configs, runner, tmp_path / "measured")
+    check_lossless(runs)
+    assert runner.loads == [False, True]
+    publish(runs, tmp_path / "out")
+    frame = gather([tmp_path / "out"])
     assert len(frame) == len(configs)
     misfit = frame[~frame["fits_budget"]]
-    assert misfit[["system", "budget", "clock"]].values.tolist() == [["lru", "low", "device"]]
+    assert misfit[["system", "budget", "clock"]].values.tolist() == [[*MISFIT, "device"]]
     assert frame[frame["fits_budget"]]["agrees_with_plain"].eq(True).all()
-    found = {entry.live: Path(entry.recording) for entry in entries(plain_runs(configs), configs, root)}
+    found = {entry.live: Path(entry.recording) for entry in entries(runs)}
     assert set(found) == {Live("greedy", 16, 0, 0), Live("greedy", 16, 3, 0), Live("greedy", 16, 3, 0, "own")}
     assert all(path.is_file() for path in found.values())
+    noted = json.loads((runs.asked[0].directory / "env.json").read_text())
+    assert noted["gpu"] == "none" and noted["driver_version"] == "1"
+
+
+def test_what_is_larger_than_the_device_is_a_result(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
+    small = dataclasses.replace(configs[0].hardware, device_memory_bytes=1000)
+    runner = Runner(live)
+    runs = run([dataclasses.replace(config, hardware=small) for config in configs], runner, tmp_path)
+    assert runner.loads == []
+    assert [run.metrics["fits_device"] for run in runs.asked] == [False] * len(configs)
+    assert runs.asked[0].metrics["num_slots"] > 0
 
 
 def test_an_interrupted_measurement_keeps_what_is_finished(
@@ -94,46 +119,79 @@ def test_an_interrupted_measurement_keeps_what_is_finished(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(configs, Runner(live, fails_at=3), tmp_path)
-    finished = [config for config in configs if is_finished(run_directory(tmp_path, config))]
     again = Runner(live)
     run(configs, again, tmp_path)
-    assert 0 < len(finished) < len(configs)
-    assert len(again.names) == 6 - 3  # five that fit, and plain decoding, of which three were there
+    assert len(again.names) == 5 - 3  # plain decoding at the high budget is LRU's run there
     third = Runner(live)
     run(configs, third, tmp_path)
-    assert third.names == []
+    assert third.names == third.loads == []
 
 
-def test_experiments_share_their_runs(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
-    run(configs, Runner(live), tmp_path)
-    other = Runner(live)
-    run([dataclasses.replace(config, results="elsewhere") for config in configs], other, tmp_path)
-    assert other.names == []
-
-
-def test_other_tokens_than_plain_decodings_are_refused(
+def test_experiments_share_their_runs_and_name_their_own(
     live: LiveModel, configs: list[RunConfig], tmp_path: Path
 ) -> None:
-    root = tmp_path / "measured"
-    run(configs, Runner(live, lies=True), root)
-    with pytest.raises(SpecterError, match="differ from plain decoding"):
-        gather([_published(configs, root, tmp_path / "out")])
+    first = run([dataclasses.replace(config, results="first") for config in configs], Runner(live), tmp_path)
+    other = Runner(live)
+    second = run([dataclasses.replace(config, results="second") for config in configs], other, tmp_path)
+    assert other.names == []
+    for name, runs in (("first", first), ("second", second), ("first", first)):
+        publish(runs, tmp_path / name)
+        shown = [yaml.safe_load(path.read_text())["results"] for path in (tmp_path / name).glob("*/config.yaml")]
+        assert shown == [name] * len(configs)
+
+
+def test_another_text_is_another_run(
+    live: LiveModel, configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(configs, Runner(live), tmp_path)
+    monkeypatch.setattr("harness.measure.warmup_text", lambda: "Another warm-up, of other words than before.")
+    again = Runner(live)
+    run(configs, again, tmp_path)
+    assert len(again.names) == 5
+
+
+def test_other_tokens_than_plain_decodings_are_refused_by_name(
+    live: LiveModel, configs: list[RunConfig], tmp_path: Path
+) -> None:
+    runs = run(configs, Runner(live, lies=True), tmp_path)
+    with pytest.raises(SpecterError, match="(?s)3 runs differ from plain decoding: .*specter_deadline.*delete these"):
+        check_lossless(runs)
 
 
 def test_a_clock_charged_against_itself_is_right(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
     """Replays of what the virtual clock has timed are charged the same to the bit."""
-    root = tmp_path / "measured"
-    run(configs, Runner(live), root)
-    out = _published(configs, root, tmp_path / "out")
-    cells = [charge.charge(path) for path in sorted(out.iterdir()) if (path / RECORDING).is_file()]
+    runs = run(configs, Runner(live), tmp_path / "measured")
+    publish(runs, tmp_path / "out")
+    measured = sorted(path.parent for path in (tmp_path / "out").glob(f"*/{RECORDING}"))
+    cells = [charge.charge(path) for path in measured]
     assert len(cells) == 5
     for cell in cells:
         assert cell["charged_tpot_ms"] == cell["measured_tpot_ms"] > 0
         assert cell["charged_bytes_per_token"] == cell["measured_bytes_per_token"]
-    summary = charge.record(cells, {})["summary"]
+    where = charge.provenance(measured)
+    assert where["gpu"] == "none" and where["max_new_tokens"] == 8
+    summary = charge.record(cells, where)["summary"]
     assert summary["charged_over_measured.all"] == 1
     cells[0]["measured_tpot_ms"] *= 2
-    assert charge.record(cells, {})["summary"][f"charged_over_measured.{cells[0]['system']}"] < 1
+    assert charge.record(cells, where)["summary"][f"charged_over_measured.{cells[0]['system']}"] < 1
+    path = measured[0] / "config.yaml"
+    path.write_text(path.read_text().replace("clock: device", "clock: virtual"))
+    with pytest.raises(SpecterError, match="was not measured: its clock is virtual"):
+        charge.charge(measured[0])
+    path.write_text(path.read_text().replace("max_new_tokens: 8", "max_new_tokens: 9"))
+    with pytest.raises(SpecterError, match="different machines or lengths"):
+        charge.provenance(measured)
+
+
+@pytest.mark.parametrize("scale", ["standin", "paper"])
+def test_every_model_can_be_loaded_for_every_experiment(scale: str) -> None:
+    """What decodes plainly, and what drafts: something fits the scale's machine."""
+    size = scales.load_scale(scale)
+    for experiment in size.experiments:
+        for model in size.models_of(experiment):
+            configs = matrix(scale, experiment, model, size.datasets[0]).runs()
+            fitting = {config.system.speculative for config in configs if slots_of(config)[1]}
+            assert fitting == {config.system.speculative for config in configs}, (experiment, model)
 
 
 def test_a_scale_measures_on_its_machine() -> None:
@@ -150,21 +208,10 @@ def test_a_scale_without_its_device_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SpecterError, match="needs a CUDA GPU.* no CUDA device"):
         preflight.check(size)
 
-    class Small:
-        total_memory = 8_000_000_000
-
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Small)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "a small one")
-    with pytest.raises(SpecterError, match="(?s)a small one has 8000000000.*name a smaller machine"):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "one")
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (8 * 10**9, 150 * 10**9))
+    with pytest.raises(SpecterError, match="(?s)150000000000, of which 8000000000 are free.*end what else"):
         preflight.check(size)
-    Small.total_memory = 150_000_000_000
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (149 * 10**9, 150 * 10**9))
     assert preflight.check(size)["clock"] == "device"
-
-
-def _published(configs: list[RunConfig], root: Path, out: Path) -> Path:
-    publish(configs, root, out)
-    kept = yaml.safe_load((next(iter(out.iterdir())) / "config.yaml").read_text())
-    assert kept["clock"] == "device"
-    assert json.loads((next(iter(out.iterdir())) / "env.json").read_text())["gpu"] == "none"
-    return out

@@ -7,7 +7,7 @@ import pytest
 from harness import figures, plan, scales, tables
 from harness.live_check import sample
 from specter.errors import SpecterError
-from specter.run import run_id
+from specter.results import run_id
 
 ARGUMENTS = ("laptop", "main", "deepseek_v2_lite", "gsm8k")
 

@@ -1,0 +1,122 @@
+"""What a run leaves on disk: config.yaml, env.json, rounds.jsonl, metrics.json, and under which name.
+
+Nothing here imports torch, which replays do without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+
+from specter.build import build_costs
+from specter.config import RunConfig, from_values, to_dict, to_yaml
+from specter.errors import SpecterError
+from specter.memory import fit
+from specter.metrics import Metrics
+from specter.records import RoundRecord
+from specter.session import RunResult
+from specter.timeline.trace import write_chrome_trace
+
+
+def run_id(config: RunConfig) -> str:
+    """Directory name of a run: what distinguishes it among the runs of one model."""
+    depth = f"-k{config.depth}" if config.depth else ""
+    source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
+    budget = config.budget.tier
+    if config.budget.experts_per_layer is not None:
+        budget = f"{config.budget.experts_per_layer:g}experts"
+    elif config.budget.num_bytes is not None:
+        budget = f"{config.budget.num_bytes}bytes"
+    length = f"{config.prompt_tokens or 'all'}tokens"
+    budget = f"{budget}-{config.budget.policy}"
+    return f"{config.system.name}-{source}-{length}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
+
+
+def adhoc_directory(config: RunConfig) -> Path:
+    """Where a single run is written: its name, and a digest of everything else that decides its result."""
+    values = {key: value for key, value in to_dict(config).items() if key not in ("results", "trace")}
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    return Path(config.results) / f"{run_id(config)}-{digest}"
+
+
+@functools.cache  # a job writes hundreds of runs
+def commit() -> str:
+    """The commit of the working directory; "unknown" without git or outside a repository."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def environment(config: RunConfig, notes: dict[str, str]) -> dict[str, str]:
+    """What the run ran on. No times of day, so that the same run leaves the same files."""
+    return {
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": str(config.threads),
+        **notes,
+    }
+
+
+def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict[str, str]) -> None:
+    """Writes config.yaml, env.json, rounds.jsonl, metrics.json (and trace.json); metrics.json last, whole."""
+    (directory / "trace.json").unlink(missing_ok=True)
+    if result.trace is not None:
+        write_chrome_trace(directory / "trace.json", result.trace, {"run": run_id(config)})
+    _write(directory, config, result.generation.rounds, result.metrics, notes)
+
+
+def read_config(directory: Path) -> RunConfig:
+    """The configuration of a run. Raises SpecterError naming the key that is wrong."""
+    return from_values(yaml.safe_load((directory / "config.yaml").read_text()))
+
+
+def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str], num_slots: int = 0) -> None:
+    """Writes the files of a run whose system does not fit: no rounds, but its device bytes.
+
+    Args:
+        num_slots: that its memory policy gives it; none is too few, and others may be too many for the device.
+    """
+    costs = build_costs(config)
+    per_layer = num_slots / costs.spec.num_moe_layers
+    metrics = {"clock": config.clock, "num_slots": num_slots, "experts_per_layer": per_layer, "fits_budget": False}
+    _write(directory, config, (), metrics | fit(costs, config.system, num_slots, config.hardware), notes)
+
+
+def _write(
+    directory: Path, config: RunConfig, rounds: Iterable[RoundRecord], metrics: Metrics, notes: dict[str, str]
+) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.yaml").write_text(to_yaml(config))
+    (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
+    (directory / "metrics.json").unlink(missing_ok=True)
+    (directory / "rounds.jsonl").write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in rounds))
+    part = directory / "metrics.json.part"
+    part.write_text(json.dumps(metrics, indent=1) + "\n")
+    part.rename(directory / "metrics.json")
+
+
+def check_writable(directory: Path) -> None:
+    """Raises SpecterError, before any work, if results cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise SpecterError(
+            f"{directory} cannot be written: {error.strerror}", "set results=... to a directory that can"
+        ) from None
