@@ -82,7 +82,8 @@ class LiveModel:
 
         model = build_model(config, self.decoder, self.decoder.twin)
         sampler = build_sampler(config.sampling)
-        return run_input(config, model, sampler, prompt, warmup, move, on_commit, foresees=True)
+        with torch.inference_mode():
+            return run_input(config, model, sampler, prompt, warmup, move, on_commit, foresees=True)
 
     def agrees_with_plain(
         self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from specter.kernels.reference import Product, expert_tiles, gated, product, tiled_product
+from specter.kernels.reference import Product, gated, gated_, product, tiled_product
 
-__all__ = ["Product", "expert_tiles", "gated", "product", "tiled_product"]
+__all__ = ["Product", "gated", "gated_", "product", "tiled_product"]

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specter.kernels import Product, tiled_product
-from specter.model.elementwise import add_bias
+from specter.model.elementwise import add_bias, inverse_rms
 from specter.model.kv_cache import KEY_BLOCK, KVCache
 from specter.model.rope import interleave_halves, rotary_table, softmax_scale
+from specter.model.scratch import Scratch
 from specter.model.spec import ModelSpec
 
 LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
@@ -98,68 +98,51 @@ class Span:
     Made once per pass. Rows from `num_rows` on are padding: they are computed, and written nowhere.
     """
 
-    def __init__(
-        self, rotary: RotaryPairs, cache: KVCache, spec: ModelSpec, position: int, num_rows: int, tile: int
-    ) -> None:
-        num_tiles = -(-num_rows // tile)
-        self.spec = spec
+    def __init__(self, rotary: RotaryPairs, cache: KVCache, scratch: Scratch, position: int, num_rows: int) -> None:
         self.num_rows = num_rows
-        self.tile = tile
-        self.padded_rows = num_tiles * tile  # R
-        self.stored = slice(position, position + num_rows)
+        self.padded_rows = len(scratch.wide)  # R
+        self.tile = scratch.tile
+        self.scratch = scratch
+        end = position + num_rows
         entries = cache.entries
         positions = torch.arange(position, position + self.padded_rows, device=entries.device)
         positions.clamp_(max=cache.capacity - 1)
         self.turns = rotary.turns[positions][:, None]  # complex [R, 1, W / 2]
         hidden = torch.arange(cache.storage, device=entries.device) > positions[:, None]
-        masks = hidden.to(entries.dtype).mul_(_MASKED)[:, None]  # [R, 1, storage], added to scores
-        # Per tile: its mask, and how many key blocks its real rows can see.
-        ends = [min(position + (i + 1) * tile, self.stored.stop) for i in range(num_tiles)]
-        self.tiles = [(mask, -(-end // KEY_BLOCK)) for mask, end in zip(masks.split(tile), ends, strict=True)]
-
-        # Scratch of one tile, reused by all; scores of blocks that are left out stay finite, and masked.
-        self.group = spec.num_heads // spec.num_key_heads  # G, queries per key head
-        self.scores = entries.new_zeros(spec.num_key_heads, tile, self.group, cache.storage)
-        self.probs = torch.empty_like(self.scores)
-        self.score_blocks = [head.flatten(0, 1).split(KEY_BLOCK, dim=1) for head in self.scores]
-        self.prob_blocks = [head.flatten(0, 1).split(KEY_BLOCK, dim=1) for head in self.probs]
-        self.part = entries.new_empty(tile * self.group, spec.value_width)
+        # Per part of a tile with a real row: its mask [r, 1, storage], added to scores, and how many key blocks its
+        # real rows can see.
+        masks = hidden.to(entries.dtype).mul_(_MASKED)[:, None].split(scratch.part_rows)
+        ends = range(position + scratch.part_rows, end + scratch.part_rows, scratch.part_rows)
+        self.parts = [(mask, -(-min(e, end) // KEY_BLOCK)) for mask, e in zip(masks, ends, strict=False)]
+        self.new = scratch.entries[:num_rows]
+        self.stored = entries[:, position:end].unbind(0)  # by layer: where `new` belongs
+        scratch.scores.zero_()  # whatever an earlier pass left, NaN of an empty slot for one
 
 
 def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache: KVCache, layer: int) -> Tensor:
     """Attention of x [R, D] (normalised, without gain) over the cache, to which the real rows are written.
 
-    Products run on whole tiles and on key blocks of one size. A block that no real row sees is left out: it
-    would add exact zeros, since the softmax always runs over the whole storage, masked.
+    Products run on whole tiles, or parts of them of one size, and on key blocks of one size. A block that no real row
+    sees is left out: it would add exact zeros, since the softmax always runs over the whole storage, masked.
     """
-    spec, group = span.spec, span.group
-    num_keys, width, value_width = spec.num_key_heads, spec.key_width, spec.value_width
-    wide = add_bias(tiled_product(mm, x, weights.into, span.tile), weights.into_bias)
-    num_rotated = (spec.num_heads + num_keys) * width
-    heads = wide[:, :num_rotated].unflatten(1, (-1, width))
-    if spec.is_latent:
-        latent = heads[:, spec.num_heads, : spec.kv_lora]
-        latent.copy_(F.rms_norm(latent, (spec.kv_lora,), None, LATENT_NORM_EPS))
-    pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
-    turned = torch.view_as_real(pairs * span.turns).flatten(-2)  # [R, H + Hk, W]
-    entries = cache.entries[layer, span.stored]
-    entries[:, : num_keys * width] = turned[: span.num_rows, spec.num_heads :].flatten(1)
-    entries[:, num_keys * width :] = wide[: span.num_rows, num_rotated:]
-
-    # [tiles, tile, Hk, G, W] -> [tiles, Hk, tile * G, W]: one matrix of queries per tile and key head.
-    grouped = turned[:, : spec.num_heads].reshape(-1, span.tile, num_keys, group, width)
-    queries = grouped.transpose(1, 2).reshape(-1, num_keys, span.tile * group, width)
-    contexts = x.new_empty(len(queries), num_keys, span.tile * group, value_width)
-    for tile_queries, tile_out, (mask, num_blocks) in zip(queries, contexts, span.tiles, strict=True):
-        for head, (keys, _) in enumerate(cache.blocks[layer]):
-            for key, block in zip(keys[:num_blocks], span.score_blocks[head], strict=False):
-                mm(tile_queries[head], key, block)
-        torch.softmax(span.scores + mask, dim=-1, out=span.probs)
-        for head, (_, values) in enumerate(cache.blocks[layer]):
-            out = tile_out[head]
-            mm(span.prob_blocks[head][0], values[0], out)
+    scratch, blocks = span.scratch, cache.blocks[layer]
+    tiled_product(mm, x, weights.into, span.tile, out=scratch.wide)
+    if weights.into_bias is not None:
+        scratch.wide.add_(weights.into_bias)
+    if scratch.latent.shape[1]:
+        scratch.latent.mul_(inverse_rms(scratch.latent, LATENT_NORM_EPS))
+    scratch.pairs.mul_(span.turns)
+    span.stored[layer].copy_(span.new)
+    scratch.queries.copy_(scratch.by_row)
+    for heads, (mask, num_blocks) in zip(scratch.parts, span.parts, strict=False):
+        for (query, _), (keys, _), (scores, _) in zip(heads, blocks, scratch.blocks, strict=True):
+            for index in range(num_blocks):
+                mm(query, keys[index], scores[index])
+        torch.softmax(scratch.scores.add_(mask), dim=-1, out=scratch.probs)
+        for (_, context), (_, values), (_, probs) in zip(heads, blocks, scratch.blocks, strict=True):
+            mm(probs[0], values[0], context)
             for index in range(1, num_blocks):
-                mm(span.prob_blocks[head][index], values[index], span.part)
-                out.add_(span.part)
-    context = contexts.unflatten(2, (span.tile, group)).transpose(1, 2).reshape(span.padded_rows, -1)
+                mm(probs[index], values[index], scratch.addend)
+                context.add_(scratch.addend)
+    context = scratch.contexts.reshape(span.padded_rows, -1)
     return add_bias(tiled_product(mm, context, weights.out, span.tile), weights.out_bias)

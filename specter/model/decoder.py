@@ -18,13 +18,14 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
-from specter.kernels import Product, expert_tiles, gated, product, tiled_product
+from specter.kernels import Product, gated_, product, tiled_product
 from specter.model.attention import RotaryPairs, Span, attend
 from specter.model.base import Choose, FinishedStep, Output, Routing
-from specter.model.elementwise import add_bias, norm
+from specter.model.elementwise import add_bias, affine, norm
 from specter.model.kv_cache import KVCache
 from specter.model.rope import check_prompt
-from specter.model.routing import route
+from specter.model.routing import choose, route
+from specter.model.scratch import ExpertScratch, Scratch
 from specter.model.spec import ModelSpec
 from specter.model.weights import DecoderWeights, DraftExperts
 from specter.quantize.int4 import Int4Experts
@@ -36,23 +37,21 @@ class _Rows:
 
     x: Tensor  # residual stream [R, D]
     span: Span
-    normed: Tensor = field(init=False)  # [R, D], what the experts read
-    hidden: Tensor = field(init=False)  # residual stream between attention and experts [R, D]
+    router: Tensor  # where a MoE layer leaves the logits of the real rows [n, E]
+    unit: Tensor = field(init=False)  # residual stream between attention and experts, normalised without gain [R, D]
+    normed: Tensor = field(init=False)  # the same with gain [R, D], what the experts read
     base: Tensor = field(init=False)  # residual + shared experts [R, D]
-    weights: Tensor = field(init=False)  # of the router, scaled [R, k, 1]
-    experts: Tensor = field(init=False)  # int64 [R, k]
-    by_expert: NDArray[np.int64] = field(init=False)  # row * k + rank of real rows, sorted by expert
-    starts: NDArray[np.int64] = field(init=False)  # where each expert's part of `by_expert` begins [E + 1]
-    expert_rows: Tensor = field(init=False)  # [R * k + 1, D]; the last row takes what padding computes
-    num_pending: int = 0  # (row, rank) pairs whose expert has not run
+    weights: Tensor = field(init=False)  # of the router, scaled [n, k]
+    experts: Tensor = field(init=False)  # int64 [n, k]
+    by_expert: dict[int, list[int]] = field(init=False)  # row * k + rank of (row, rank) whose expert has not run
+    expert_rows: Tensor = field(init=False)  # [n * k + 1, D]; the last row takes what padding computes
+    results: Tensor = field(init=False)  # of it: [n, k, D]
 
-    def group(self, routing: Routing, num_experts: int) -> None:
-        """Sorts the real rows by expert and makes room for their results."""
-        flat = routing.ravel()
-        self.by_expert = np.argsort(flat, kind="stable")
-        self.starts = np.searchsorted(flat[self.by_expert], np.arange(num_experts + 1))
-        self.expert_rows = self.x.new_zeros(self.experts.numel() + 1, self.x.shape[1])
-        self.num_pending = flat.size
+    def group(self, routing: Routing) -> None:
+        """Sorts (row, rank) by expert."""
+        self.by_expert = {}
+        for place, expert in enumerate(routing.ravel().tolist()):
+            self.by_expert.setdefault(expert, []).append(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +105,15 @@ class Decoder:
         self.cache = KVCache(spec, capacity, dtype, device)
         self._weights = weights
         self._rotary = RotaryPairs(spec, capacity, dtype, device)
+        self._scratch: dict[tuple[int, int], Scratch] = {}  # by tiles and rows of a tile
+        self._experts: dict[int, ExpertScratch] = {}  # by rows of a tile
         self._draft = None if draft is None else DraftExperts(draft, dtype, device)
 
     def twin(self) -> Decoder:
         """A decoder of equal weights, of which it shares only the experts, with a KV cache of its own."""
         twin = copy.copy(self)
         twin._weights = copy.deepcopy(self._weights)
+        twin._scratch, twin._experts = {}, {}
         entries = self.cache.entries
         twin.cache = KVCache(self.spec, self.cache.capacity, entries.dtype, entries.device)
         return twin
@@ -143,11 +145,10 @@ class Decoder:
         chosen = []
         for layer in range(self.num_layers):
             if self._mix(layer, rows):
-                chosen.append(rows.experts[0])
-                results = self._draft.run(layer - self.num_dense_layers, chosen[-1], rows.normed)
-                rows.x = self._reduce(rows, results[None])
-        routing = torch.stack(chosen).to(torch.int16).cpu().numpy()
-        return DraftRow(self._logits(rows.x, tile=1)[0], routing)
+                chosen.append(rows.experts)
+                moe_layer = layer - self.num_dense_layers
+                rows.x = self._draft.add(rows.base, moe_layer, rows.experts[0], rows.weights, rows.normed)
+        return DraftRow(self._logits(rows.x, tile=1)[0], _routing(torch.cat(chosen)))
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> DecoderPass:
         """See `Model`; outputs are logits [V].
@@ -162,77 +163,94 @@ class Decoder:
         if position == 0:
             check_prompt(self.spec, self.cache.capacity, len(tokens))
         self.cache.extend(position, len(tokens))
-        with torch.inference_mode():
-            if not self.rowwise:
-                return DecoderPass(self, [self._embed(tokens, position, self.tile)], num_outputs)
-            rows = [self._embed([token], position + i, tile=1) for i, token in enumerate(tokens)]
-            return DecoderPass(self, rows, num_outputs)
+        if not self.rowwise:
+            blocks = [self._embed(tokens, position, self.tile)]
+        else:
+            blocks = [self._embed([token], position + i, tile=1) for i, token in enumerate(tokens)]
+        for rows in blocks:
+            num_results = rows.span.num_rows * self.top_k
+            rows.expert_rows = rows.x.new_empty(num_results + 1, self.spec.hidden)
+            rows.results = rows.expert_rows[:-1].view(-1, self.top_k, self.spec.hidden)
+        return DecoderPass(self, blocks, num_outputs)
 
     # -- the layers, on one block of rows ---------------------------------------------------------
 
     def _embed(self, tokens: Sequence[int], position: int, tile: int) -> _Rows:
-        span = Span(self._rotary, self.cache, self.spec, position, len(tokens), tile)
+        num_tiles, num_rows = -(-len(tokens) // tile), len(tokens)
+        if (num_tiles, tile) not in self._scratch:
+            with torch.inference_mode(False):  # it outlives the pass
+                self._scratch[num_tiles, tile] = Scratch(self.spec, num_tiles, tile, self.cache)
+        scratch = self._scratch[num_tiles, tile]
         embedding = self._weights.embedding
-        x = embedding.new_zeros(span.padded_rows, self.spec.hidden)
-        torch.index_select(embedding, 0, torch.tensor(tokens, device=x.device), out=x[: len(tokens)])
-        return _Rows(x, span)
+        x = embedding.new_zeros(num_tiles * tile, self.spec.hidden)
+        torch.index_select(embedding, 0, torch.tensor(tokens, device=x.device), out=x[:num_rows])
+        span = Span(self._rotary, self.cache, scratch, position, num_rows)
+        return _Rows(x, span, scratch.moe.router[:num_rows])
 
     def _mix(self, layer: int, rows: _Rows) -> bool:
         """Attention, router and shared experts; a dense layer is run whole. Returns whether experts must follow."""
         spec, weights, tile = self.spec, self._weights.layers[layer], rows.span.tile
-        rows.x = rows.x + attend(self.mm, weights.attention, norm(spec, rows.x), rows.span, self.cache, layer)
-        rows.normed = norm(spec, rows.x, weights.norm, weights.norm_bias)
-        wide = tiled_product(self.mm, rows.normed, weights.wide, tile)
         is_moe = layer >= self.num_dense_layers
-        rows.hidden = rows.x
-        num_router = self.num_experts if is_moe else 0
-        num_gates = int(is_moe and spec.shared_gate)
+        scratch = rows.span.scratch.moe if is_moe else rows.span.scratch.dense
+        rows.x = rows.x + attend(self.mm, weights.attention, norm(spec, rows.x), rows.span, self.cache, layer)
+        rows.unit = norm(spec, rows.x)
+        rows.normed = affine(rows.unit, weights.norm, weights.norm_bias)
+        tiled_product(self.mm, rows.normed, weights.wide, tile, out=scratch.wide)
         rows.base = rows.x
         if weights.down.shape[0]:
-            shared = tiled_product(self.mm, gated(wide[:, num_router + num_gates :]), weights.down, tile)
-            if num_gates:
-                shared *= torch.sigmoid(wide[:, num_router, None])
-            rows.base = rows.x + shared
+            shared = tiled_product(self.mm, gated_(scratch.gate, scratch.up), weights.down, tile)
+            if is_moe and spec.shared_gate:
+                shared.mul_(torch.sigmoid(scratch.shared_gate))
+            rows.base = shared.add_(rows.x)
         if is_moe:
-            router, rows.experts = route(spec, wide[:, :num_router])
-            rows.weights = router.unsqueeze(-1)
+            rows.weights, rows.experts = route(spec, rows.router)
         else:
             rows.x = rows.base
         return is_moe
 
     def _foresee(self, layer: int, rows: _Rows) -> Tensor:
-        """Expert ids int64 [R, k] of the next layer's norm and router on this layer's hidden state."""
+        """Expert ids int64 [n, k] of the next layer's norm and router on this layer's hidden state."""
         weights = self._weights.layers[layer + 1]
-        x = norm(self.spec, rows.hidden, weights.norm, weights.norm_bias)
-        logits = tiled_product(self.mm, x, weights.wide[:, : self.num_experts], rows.span.tile)
-        return route(self.spec, logits)[1]
+        x = affine(rows.unit, weights.norm, weights.norm_bias)
+        logits = tiled_product(self.mm, x, weights.router, rows.span.tile)
+        return choose(self.spec, logits[: rows.span.num_rows])
 
     def _run_experts(self, rows: _Rows, experts: Sequence[int], slots: Sequence[int]) -> None:
+        """Every product has the shape of one tile: what a wave is made of leaves no trace in the bits."""
         tile, dump = rows.span.tile, rows.expert_rows.shape[0] - 1
-        parts = [rows.by_expert[rows.starts[expert] : rows.starts[expert + 1]] for expert in experts]
-        num_tiles = [-(-part.size // tile) for part in parts]
-        tile_slots = [slot for slot, num in zip(slots, num_tiles, strict=True) for _ in range(num)]
-        if not tile_slots:
+        places: list[int] = []
+        tile_slots: list[int] = []
+        for expert, slot in zip(experts, slots, strict=True):
+            part = rows.by_expert.pop(expert, [])
+            num_tiles = -(-len(part) // tile)
+            places += part + [dump] * (num_tiles * tile - len(part))
+            tile_slots += [slot] * num_tiles
+        if not places:
             return
-        target = np.full(len(tile_slots) * tile, dump)
-        begin = 0
-        for part, num in zip(parts, num_tiles, strict=True):
-            target[begin : begin + part.size] = part
-            begin += num * tile
-            rows.num_pending -= part.size
-        source = np.where(target == dump, 0, target // self.top_k)
-        x = rows.normed.index_select(0, torch.from_numpy(source).to(rows.x.device))
-        results = expert_tiles(
-            self.mm,
-            x.view(len(tile_slots), tile, -1),
-            [self.arena.gate_up_t[slot] for slot in tile_slots],
-            [self.arena.down_t[slot] for slot in tile_slots],
-        )
-        rows.expert_rows.index_copy_(0, torch.from_numpy(target).to(rows.x.device), results.flatten(0, 1))
+        scratch = self._expert_scratch(len(tile_slots), tile)
+        x, gate, up, results = scratch.rows(len(places))
+        target = np.array(places)
+        source = np.minimum(target // self.top_k, rows.span.num_rows - 1)
+        torch.index_select(rows.normed, 0, torch.from_numpy(source).to(x.device), out=x)
+        arena = self.arena
+        for slot, (one, wide, _, _) in zip(tile_slots, scratch.tiles, strict=False):
+            self.mm(one, arena.gate_up_t[slot], wide)
+        gated_(gate, up)
+        for slot, (_, _, inner, result) in zip(tile_slots, scratch.tiles, strict=False):
+            self.mm(inner, arena.down_t[slot], result)
+        rows.expert_rows.index_copy_(0, torch.from_numpy(target).to(x.device), results)
 
-    def _reduce(self, rows: _Rows, results: Tensor) -> Tensor:
-        """The layer's output [R, D] of expert results [R, k, D]: one reduction over k, in rank order."""
-        return rows.base + (results * rows.weights).sum(1)
+    def _expert_scratch(self, num_tiles: int, tile: int) -> ExpertScratch:
+        found = self._experts.get(tile)
+        if found is None or found.num_tiles < num_tiles:
+            with torch.inference_mode(False):  # it outlives the pass
+                found = self._experts[tile] = ExpertScratch(self.spec, num_tiles, tile, self.cache.entries)
+        return found
+
+    def _combine(self, rows: _Rows) -> None:
+        """One reduction over k, in rank order."""
+        rows.base[: rows.span.num_rows].add_(rows.results.mul_(rows.weights.unsqueeze(-1)).sum(1))
+        rows.x = rows.base
 
     def _logits(self, x: Tensor, tile: int) -> Tensor:
         logits = tiled_product(self.mm, norm(self.spec, x), self._weights.head, tile)
@@ -240,41 +258,38 @@ class Decoder:
 
 
 class DecoderPass:
-    """A target pass in progress; see `specter.model.base.TargetPass`."""
+    """A target pass in progress; see `specter.model.base.TargetPass`.
+
+    Quicker within `torch.inference_mode`, which is not entered here: five times a layer would cost what it saves.
+    """
 
     def __init__(self, decoder: Decoder, blocks: list[_Rows], num_outputs: int) -> None:
         self._decoder = decoder
         self._blocks = blocks
         self._num_outputs = num_outputs
 
-    @torch.inference_mode()
     def mix(self, layer: int) -> Routing | None:
         parts = []
         for rows in self._blocks:
             if self._decoder._mix(layer, rows):
-                routing = rows.experts[: rows.span.num_rows].to(torch.int16).cpu().numpy()
-                rows.group(routing, self._decoder.num_experts)
-                parts.append(routing)
+                parts.append(_routing(rows.experts))
+                rows.group(parts[-1])
         return np.concatenate(parts) if parts else None
 
-    @torch.inference_mode()
     def foresee(self, layer: int) -> Routing:
         """See `ForeseeingPass`."""
-        parts = [self._decoder._foresee(layer, rows)[: rows.span.num_rows] for rows in self._blocks]
-        return torch.cat(parts).to(torch.int16).cpu().numpy()
+        return _routing(torch.cat([self._decoder._foresee(layer, rows) for rows in self._blocks]))
 
-    @torch.inference_mode()
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         for rows in self._blocks:
             self._decoder._run_experts(rows, experts, slots)
 
-    @torch.inference_mode()
     def combine(self, layer: int) -> None:
         for rows in self._blocks:
-            assert rows.num_pending == 0, f"layer {layer}: {rows.num_pending} results of experts are missing"
-            rows.x = self._decoder._reduce(rows, rows.expert_rows[:-1].view(*rows.experts.shape, -1))
+            num_pending = sum(map(len, rows.by_expert.values()))
+            assert num_pending == 0, f"layer {layer}: {num_pending} results of experts are missing"
+            self._decoder._combine(rows)
 
-    @torch.inference_mode()
     def outputs(self) -> list[Output]:
         outputs: list[Output] = []
         for rows in reversed(self._blocks):
@@ -285,3 +300,7 @@ class DecoderPass:
                 logits = self._decoder._logits(rows.x[first:], tile)
                 outputs = [*logits[num_rows - wanted - first : num_rows - first].unbind(0), *outputs]
         return outputs
+
+
+def _routing(experts: Tensor) -> Routing:
+    return experts.cpu().numpy().astype(np.int16)

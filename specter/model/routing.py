@@ -6,6 +6,8 @@ neighbours.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,12 @@ def route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
         weights, experts = top_k(logits, spec.top_k)
     if spec.norm_top_k:
         weights = weights / weights.cumsum(-1)[:, -1:]
-    return weights * spec.routed_scaling, experts
+    return weights if spec.routed_scaling == 1 else weights * spec.routed_scaling, experts
+
+
+def choose(spec: ModelSpec, logits: Tensor) -> Tensor:
+    """The experts of `route` alone."""
+    return _best_two(logits.float())[1] if spec.router_jitter > 0 else route(spec, logits)[1]
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -50,22 +57,31 @@ def sparsemixer(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
     """Two experts, each weighted by a softmax of its own (arXiv 2409.12136, inference form): the best expert among
     those within 2 * jitter of it, relatively; then the second likewise, without the first. The weights do not add up
     to 1."""
-    weights, experts = [], []
-    open_logits = logits
-    for _ in range(2):
-        peak, best = open_logits.max(dim=-1, keepdim=True)
-        far = (peak - logits) / logits.abs().maximum(peak) > 2 * jitter
-        probs = torch.softmax(open_logits.masked_fill(far, float("-inf")), dim=-1)
-        weights.append(probs.gather(-1, best))
-        experts.append(best)
-        open_logits = open_logits.scatter(-1, best, float("-inf"))
-    return torch.cat(weights, dim=-1), torch.cat(experts, dim=-1)
+    peaks, experts, without_first = _best_two(logits)
+    peaks, experts = peaks.unsqueeze(-1), experts.unsqueeze(-1)  # [rows, 2, 1]
+    all_logits = logits.unsqueeze(1)
+    far = (peaks - all_logits) / all_logits.abs().maximum(peaks) > 2 * jitter
+    masked = torch.stack((logits, without_first), dim=1).masked_fill_(far, float("-inf"))
+    return torch.softmax(masked, dim=-1).gather(-1, experts).squeeze(-1), experts.squeeze(-1)
+
+
+def _best_two(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The two largest logits [rows, 2], their experts int64 [rows, 2], and the logits without the first [rows, E]."""
+    peak, first = logits.max(dim=-1, keepdim=True)
+    without_first = logits.scatter(-1, first, float("-inf"))
+    next_peak, second = without_first.max(dim=-1, keepdim=True)
+    return torch.cat((peak, next_peak), dim=-1), torch.cat((first, second), dim=-1), without_first
 
 
 def _best(scores: Tensor, k: int) -> Tensor:
     """Indices int64 [rows, k] of the k largest non-negative scores [rows, n]."""
     # The bits of a non-negative float order as integers do; the reversed index below them breaks ties.
     num = scores.shape[-1]
-    reversed_index = torch.arange(num - 1, -1, -1, device=scores.device)
-    keys = scores.view(torch.int32).to(torch.int64).mul_(num).add_(reversed_index)
-    return torch.topk(keys, k, dim=-1).indices
+    keys = torch.add(_reversed_index(num, scores.device), scores.view(torch.int32), alpha=num)
+    return torch.topk(keys, k, dim=-1)[1]
+
+
+@cache
+def _reversed_index(num: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # whoever asks first, it serves passes and training alike
+        return torch.arange(num - 1, -1, -1, device=device)  # int64, and so are sums with it

@@ -32,6 +32,7 @@ class LayerWeights:
     norm: Tensor  # gain [D] before the MLP
     norm_bias: Tensor | None
     wide: Tensor  # [D, 2S], or [D, E (+ 1) + 2S] in MoE layers: router, gate of the shared expert, gate, up
+    router: Tensor  # of `wide`: [D, E], or [D, 0]
     down: Tensor  # [S, D]
 
 
@@ -86,17 +87,19 @@ def load_layer(checkpoint: TensorSource, layer: int, place: Callable[[Tensor], T
         return checkpoint.tensor(f"model.layers.{layer}.{name}")
 
     norm = get("post_attention_layernorm.weight")
+    wide = place(torch.cat([get(f"{part}.weight") for part in parts]).t())
     return LayerWeights(
         attention=AttentionWeights.fold(spec, get, place),
         norm=place(norm),
         norm_bias=place(get("post_attention_layernorm.bias")) if spec.layer_norm else None,
-        wide=place(torch.cat([get(f"{part}.weight") for part in parts]).t()),
+        wide=wide,
+        router=wide[:, : 0 if is_dense else spec.num_experts],
         down=place(get(f"{mlp}.down_proj.weight").t() if has_mlp else norm.new_empty(0, spec.hidden)),
     )
 
 
 class DraftExperts:
-    """The draft's routed experts: INT4 values, dequantised once: gate_up [Lm, E, 2F, D], down [Lm, E, D, F]."""
+    """The draft's routed experts: INT4 values, dequantised once: gate_up [Lm, E, 2F, D], down_t [Lm, E, F, D]."""
 
     def __init__(self, quantized: Int4Experts, dtype: torch.dtype, device: torch.device | str) -> None:
         gate, up = quantized.gate.dequantize(dtype), quantized.up.dequantize(dtype)
@@ -104,10 +107,12 @@ class DraftExperts:
             columns = quantized.input_scales.to(dtype)[:, None, None]
             gate, up = gate * columns, up * columns
         self.gate_up = torch.cat((gate, up), dim=2).to(device)
-        self.down = quantized.down.dequantize(dtype).to(device)
+        self.down_t = quantized.down.dequantize(dtype).transpose(2, 3).contiguous().to(device)
+        self._layers = list(zip(self.gate_up, self.down_t, strict=True))
 
-    def run(self, layer: int, experts: Tensor, x: Tensor) -> Tensor:
-        """Experts int64 [k] of MoE layer `layer` on one row x [1, D] -> [k, D]."""
-        gate_up = self.gate_up[layer].index_select(0, experts)
-        inner = gated(gate_up.flatten(0, 1).mv(x[0]).view(gate_up.shape[0], 1, -1))
-        return torch.bmm(inner, self.down[layer].index_select(0, experts).transpose(1, 2))[:, 0]
+    def add(self, base: Tensor, layer: int, experts: Tensor, weights: Tensor, x: Tensor) -> Tensor:
+        """base [1, D] and the weighted sum, weights [1, k], of experts int64 [k] of MoE layer `layer` on x [1, D]."""
+        gate_up, down = self._layers[layer]
+        wide = gate_up.index_select(0, experts).view(-1, x.shape[1]).mv(x.view(-1))
+        inner = gated(wide.view(len(experts), -1)).mul_(weights.view(-1, 1))
+        return torch.addmm(base, inner.view(1, -1), down.index_select(0, experts).view(-1, x.shape[1]))

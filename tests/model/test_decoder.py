@@ -81,7 +81,7 @@ def test_draft_follows_a_target_with_int4_experts(spec: ModelSpec, tmp_path: Pat
     """The draft is the target with other experts: a store of the dequantised ones makes them agree."""
     live = random_live(tmp_path, spec)
     draft = DraftExperts(quantize(spec, live.store), torch.float32, "cpu")
-    store = ExpertStore(live.store.codec, zip(draft.gate_up, draft.down, strict=True))
+    store = ExpertStore(live.store.codec, zip(draft.gate_up, draft.down_t.transpose(2, 3), strict=True))
     passed = run_pass(live.decoder, store, TOKENS, 0)
     live.decoder.reset()
     for i, token in enumerate(TOKENS):
