@@ -4,7 +4,7 @@ DEVICE_TABLES = ("choices", "rivals", "families", "clock")
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
 
 
-NUM_DECOMPOSED = 2  # data sets of the experiment `rivals` whose speed-ups are explained
+NUM_DECOMPOSED = 1  # data sets of the experiment `rivals` whose speed-ups are explained
 REPLAY_CODE = (
     "specter/*.py",
     "specter/experts/*.py",
