@@ -19,6 +19,7 @@ from harness.frames import (
     tiers,
     titled,
 )
+from harness.rival_tables import explained
 
 
 def rivals(frames: Frames) -> Figure:
@@ -91,7 +92,10 @@ def decomposition(frames: Frames) -> Figure:
         row[0].set_ylabel("saved (ms per token)")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     what = "What each rival's TPOT loses on the way to ours, one thing switched at a time; below zero: what that costs"
-    footer(figure, "\n".join([f"{what}. Equal bytes. {provenance(runs)}, of which one input each.", *caveats(runs)]))
+    footer(
+        figure,
+        "\n".join([f"{what}. Equal bytes. {provenance(explained(runs, frames['decomposition']))}.", *caveats(runs)]),
+    )
     return figure
 
 
