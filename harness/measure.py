@@ -34,7 +34,7 @@ from specter.config import RunConfig, to_yaml
 from specter.errors import SpecterError
 from specter.gpu.live import PLAIN_CACHED, DeviceLive
 from specter.gpu.memory import DeviceBudget
-from specter.memory import DoesNotFit, device_bytes, num_slots
+from specter.memory import DoesNotFit, fit, num_slots
 from specter.model.checkpoint import Checkpoint
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.recording import Recording
@@ -120,7 +120,7 @@ def slots_of(config: RunConfig) -> tuple[int, bool]:
         slots = num_slots(config, costs)
     except DoesNotFit:
         return 0, False
-    return slots, sum(device_bytes(costs, config.system, slots).values()) <= config.hardware.device_memory_bytes
+    return slots, bool(fit(costs, config.system, slots, config.hardware)["fits_device"])
 
 
 def measure(runs: Runs, load: Load, notes: Notes, title: str) -> None:
