@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specter.experts.planner import Plan
-from specter.model.base import Routing
-from specter.model.spec import ExpertId
+from specter.experts.policies.planner import Plan
+from specter.models.base import Routing
+from specter.models.spec import ExpertId
 
 
 class NextGate:

@@ -25,7 +25,7 @@ from functools import partial
 
 from specter.experts.residency import Slot
 from specter.experts.transfer import Mover, SendBack, Transfer
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 from specter.timeline.base import Event, LaneTotals, Mark, T, Timeline, Work
 
 

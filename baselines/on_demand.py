@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 
 
 class DropEviction:

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specter.experts.planner import Plan
-from specter.model.base import Choose, DraftStep, Model, TargetPass
-from specter.model.spec import ExpertId
+from specter.experts.policies.planner import Plan
+from specter.models.base import Choose, DraftStep, Model, TargetPass
+from specter.models.spec import ExpertId
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
 

@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
+from bench.eager import load_eager
 from specter.arguments import parse_arguments
-from specter.bench.eager import load_eager
 from specter.errors import SpecterError
-from specter.model.checkpoint import Checkpoint
+from specter.models.checkpoint import Checkpoint
 
 KINDS = ("resident", "cpu_offload", "disk_offload")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -225,9 +225,7 @@ def _second_round(path: Path) -> list[tuple[float, float, str, str]]:
     try:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     except (OSError, ValueError) as error:
-        raise SpecterError(
-            f"{path} is not a trace: {error}", "make it on a GPU: python -m specter.bench rounds"
-        ) from None
+        raise SpecterError(f"{path} is not a trace: {error}", "make it on a GPU: python -m bench rounds") from None
     spans = sorted((e["ts"], e["dur"], e["cat"], e["name"]) for e in events if e["ph"] == "X" and e["cat"] in LANES)
     heads = [ts for ts, _, _, name in spans if name == "head"]  # prefill's, then one a round
     begin = next(ts for ts, _, _, name in spans if name == "draft_step" and ts > heads[1])

@@ -44,7 +44,7 @@ def read_families(directory: Path) -> dict[str, Values]:
     """
     found = {path.stem.removeprefix("families_"): path for path in directory.glob("families_*.json")}
     if not found:
-        raise SpecterError(f"{directory} has no families_*.json", "measure: python -m specter.bench families model=...")
+        raise SpecterError(f"{directory} has no families_*.json", "measure: python -m bench families model=...")
     records = {model: read_record(found[model]) for model in in_order(list(found), MODELS)}
     for model, content in records.items():
         demand_equal(found[model], content["summary"], "bit_equal.texts")
@@ -56,7 +56,7 @@ def demand_equal(path: Path, summary: dict[str, Any], key: str) -> None:
     if summary.get(key) is not True:
         raise SpecterError(
             f"{path}: {key} is not true, its tokens were not shown to equal plain decoding's",
-            f"find out why, and measure again: python -m specter.bench {path.stem.partition('_')[0]}",
+            f"find out why, and measure again: python -m bench {path.stem.partition('_')[0]}",
         )
 
 

@@ -73,7 +73,7 @@ def rivals(directory: Path) -> Table:
     if facts is None:
         raise SpecterError(
             f"{path} has no rivals",
-            "measure them into it: python -m specter.bench rounds sections=rivals out=...",
+            "measure them into it: python -m bench rounds sections=rivals out=...",
         )
     demand_equal(path, content["summary"], "rivals_bit_equal")
     cells = {(cell["system"], cell["tier"]): cell for cell in facts["cells"] if cell["system"] != "resident"}

@@ -31,8 +31,8 @@ from harness.scales import Probe
 from specter.config import ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.hub import with_local_paths
-from specter.model.checkpoint import Checkpoint
-from specter.model.spec import ModelSpec
+from specter.models.checkpoint import Checkpoint
+from specter.models.spec import ModelSpec
 from specter.probes.fidelity import DraftExperts, Study, Texts, order_match, set_match, study
 from specter.prompts import first_texts, load_tokenizer
 from specter.quantize.block_matrices import FORMATS, quantize_blocks

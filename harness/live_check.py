@@ -11,7 +11,7 @@ import torch
 from harness.jobs import progress_bar, run_job, steps, write_json
 from specter.config import RunConfig
 from specter.errors import SpecterError
-from specter.live import LiveModel
+from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.results import read_config, write_run
 

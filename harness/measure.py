@@ -22,20 +22,20 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from bench.report import files_digest, provenance
 from harness import preflight
 from harness.jobs import progress_bar, run_job, steps, write_whole
 from harness.plan import Live, live_of, matrix
 from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
 from harness.replay import by_recording
 from harness.scales import load_scale
-from specter.bench.report import files_digest, provenance
 from specter.build import build_costs, check_paths
 from specter.config import RunConfig, to_yaml
 from specter.errors import SpecterError
-from specter.gpu.live import PLAIN_CACHED, DeviceLive
-from specter.gpu.memory import DeviceBudget
 from specter.memory import DoesNotFit, fit, num_slots
-from specter.model.checkpoint import Checkpoint
+from specter.models.checkpoint import Checkpoint
+from specter.models.cuda.live import PLAIN_CACHED, DeviceLive
+from specter.models.cuda.memory import DeviceBudget
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.recording import Recording
 from specter.results import adhoc_directory, run_id, write_misfit, write_run
@@ -47,7 +47,7 @@ Notes = dict[str, str]
 
 
 class Runner(Protocol):
-    """What runs inputs: `specter.gpu.live.DeviceLive`."""
+    """What runs inputs: `specter.models.cuda.live.DeviceLive`."""
 
     notes: Notes
 

@@ -13,7 +13,7 @@ import torch
 from baselines.transformers_offload import Options, measure
 from harness.jobs import progress_bar, run_job
 from harness.plan import compose
-from specter.live import LiveModel
+from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, load_tokenizer, prompt_text
 
 NUM_TOKENS = 8

@@ -29,7 +29,7 @@ from specter.errors import SpecterError
 RECORDER = {"name": "recorder", "planner": "none", "eviction": "resident"}
 # Everything that decides a recording's tokens and routing.
 LIVE_CODE = (
-    "specter/model/*.py",
+    "specter/models/*.py",
     "specter/kernels/__init__.py",
     "specter/kernels/reference.py",
     "specter/quantize/gptq_format.py",
@@ -38,7 +38,7 @@ LIVE_CODE = (
     "specter/experts/slots.py",
     "specter/experts/store.py",
     "specter/engine.py",
-    "specter/live.py",
+    "specter/models/cpu/live.py",
     "specter/prompts.py",
     "specter/recording.py",
     "specter/session.py",

@@ -21,9 +21,9 @@ from harness.jobs import progress_bar, run_job, steps
 from harness.plan import Live, ProbePlan, probe_plan
 from harness.recordings import Entry, read_manifest
 from specter.config import SHARED, RunConfig, from_values
-from specter.live import LiveModel
 from specter.metrics import distinct_4grams
-from specter.model.spec import read_spec
+from specter.models.cpu.live import LiveModel
+from specter.models.spec import read_spec
 from specter.probes.routing import (
     acceptance,
     accepted_runs,

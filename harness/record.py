@@ -29,7 +29,7 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
     import torch  # seconds to import, and most jobs find all of their texts recorded
 
     from specter.build import check_paths
-    from specter.live import LiveModel
+    from specter.models.cpu.live import LiveModel
 
     check_paths(loaded_as)
     torch.set_num_threads(loaded_as.threads)

@@ -226,7 +226,7 @@ def read_record(path: Path) -> Values:
     except (OSError, ValueError, KeyError, TypeError) as error:
         bench = path.stem.partition("_")[0]
         raise SpecterError(
-            f"{path} is not a record of {bench}: {error}", f"make it on a GPU: python -m specter.bench {bench}"
+            f"{path} is not a record of {bench}: {error}", f"make it on a GPU: python -m bench {bench}"
         ) from None
     return content
 

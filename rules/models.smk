@@ -25,7 +25,7 @@ rule quantize:
     input:
         checkpoint,
         "data/standins/calibration.safetensors",
-        code("specter/quantize/*.py", "specter/model/*.py"),
+        code("specter/quantize/*.py", "specter/models/*.py"),
     output:
         directory("results/quantized/{model}/{method}"),
     params:
@@ -72,7 +72,7 @@ rule fidelity:
         checkpoint,
         studied,
         code(
-            "specter/model/*.py",
+            "specter/models/*.py",
             "specter/quantize/*.py",
             "specter/probes/fidelity.py",
             "harness/fidelity.py",

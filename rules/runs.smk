@@ -139,7 +139,7 @@ rule offload:
         checkpoint,
         rules.preflight.output,
         tokenizer,
-        code(*plan.LIVE_CODE, "baselines/transformers_offload.py", "specter/bench/eager.py", "harness/offload.py"),
+        code(*plan.LIVE_CODE, "baselines/transformers_offload.py", "bench/eager.py", "harness/offload.py"),
     output:
         "results/{scale}/transformers_offload/{model}.parquet",
     log:

@@ -1,8 +1,11 @@
-"""`key=value` command lines, read into a dataclass of paths, words and numbers."""
+"""Command lines of `key=value`, as Hydra has them, read into a dataclass: the one dialect of every program here."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,27 +13,91 @@ from typing import Any, TypeVar
 from specter.errors import SpecterError
 
 Options = TypeVar("Options")
-_KINDS: dict[str, Callable[[str], Any]] = {"Path": Path, "int": int, "float": float, "str": str}
+_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
+    Path: (Path, "PATH"),
+    int: (int, "WHOLE_NUMBER"),
+    float: (float, "NUMBER"),
+    str: (str, "TEXT"),
+    bool: (lambda text: {"true": True, "false": False}[text.lower()], "true|false"),
+}
 
 
 def parse_arguments(options: type[Options], arguments: Sequence[str]) -> Options:
-    """An `options` made from `key=value` arguments; fields without a default must be given.
+    """Builds `options`, a dataclass of paths, texts, numbers, booleans and tuples of them, from `key=value` arguments.
+
+    A tuple is written with commas: `tidy=a.parquet,b.parquet`; an empty value is an empty tuple. Fields without a
+    default must be given.
 
     Raises:
-        SpecterError: naming the argument that is unknown, missing or malformed.
+        SpecterError: naming the argument that is unknown, missing or malformed, and the remedy.
     """
     known = {option.name: option for option in dataclasses.fields(options)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(options)
     values: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if key not in known or not equals:
             raise SpecterError(f"argument {argument!r} is not understood", f"use key=value; keys: {', '.join(known)}")
-        try:
-            values[key] = _KINDS[str(known[key].type)](text)
-        except ValueError:
-            kind = "number" if known[key].type == "float" else "whole number"
-            raise SpecterError(f"{key}={text} is not a {kind}", f"use {key}=NUMBER") from None
+        values[key] = _read(key, text, hints[key])
     for key, option in known.items():
-        if key not in values and option.default is dataclasses.MISSING:
-            raise SpecterError(f"{key} is not given", f"add {key}={'DIR' if option.type == 'Path' else 'VALUE'}")
+        has_default = option.default is not dataclasses.MISSING or option.default_factory is not dataclasses.MISSING
+        if key not in values and not has_default:
+            raise SpecterError(f"{key} is not given", f"add {key}={_placeholder(hints[key])}")
     return options(**values)
+
+
+def help_text(options: type[Any]) -> str:
+    """The keys of `options` with their types and defaults, a line each."""
+    hints = typing.get_type_hints(options)
+    lines = [(options.__doc__ or "").strip(), ""]
+    for option in dataclasses.fields(options):
+        default = "required" if option.default is dataclasses.MISSING else f"default {option.default!s}"
+        if option.default_factory is not dataclasses.MISSING:
+            default = "default empty"
+        lines.append(f"  {option.name}={_placeholder(hints[option.name])}  ({default})")
+    return "\n".join(lines)
+
+
+def run_command(
+    main: Callable[[Options], None], options: type[Options], arguments: Sequence[str] | None = None
+) -> None:
+    """Runs `main` with the command line; `--help` prints the keys, bad input ends on one screen with exit status 2."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if {"--help", "-h"} & set(given):
+        print(help_text(options))
+        return
+    try:
+        main(parse_arguments(options, given))
+    except SpecterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _element(hint: Any) -> tuple[type, bool]:
+    """The scalar type of a field, and whether the field is a tuple of it. `X | None` reads as X."""
+    if isinstance(hint, types.UnionType):
+        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+def _read(key: str, text: str, hint: Any) -> Any:
+    kind, is_tuple = _element(hint)
+    reader, placeholder = _READERS[kind]
+    try:
+        if is_tuple:
+            return tuple(reader(part) for part in text.split(",") if part)
+        return reader(text)
+    except (ValueError, KeyError):
+        what = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        raise SpecterError(f"{key}={text} is not {what}", f"use {key}={placeholder}") from None
+
+
+def _placeholder(hint: Any) -> str:
+    kind, is_tuple = _element(hint)
+    name = _READERS[kind][1]
+    return f"{name},{name},..." if is_tuple else name

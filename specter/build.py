@@ -13,14 +13,14 @@ from specter.config import OWN_INT4, SHARED, RunConfig
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
-from specter.experts.eviction import Eviction, LruEviction, layer_quotas
-from specter.experts.planner import DeadlinePlanner, Foresight, Planner, ThreePhasePlanner
+from specter.experts.policies.eviction import Eviction, LruEviction, layer_quotas
+from specter.experts.policies.planner import DeadlinePlanner, Foresight, Planner, ThreePhasePlanner
+from specter.experts.policies.retain import RetainEviction
 from specter.experts.residency import Residency
-from specter.experts.retention import RetainEviction
 from specter.experts.transfer import Mover, SendBack, Transfer, move_nothing, open_nothing
 from specter.memory import num_slots
-from specter.model.base import Model
-from specter.model.spec import FULL_SIZE, ExpertId, read_spec
+from specter.models.base import Model
+from specter.models.spec import FULL_SIZE, ExpertId, read_spec
 from specter.speculation.accept import Sampler
 from specter.timeline.base import Timeline
 from specter.timeline.costs import INT4_BITS, CostModel

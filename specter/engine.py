@@ -18,8 +18,8 @@ import numpy as np
 from specter.errors import SpecterError
 from specter.experts.cache import CacheCounters, ExpertCache
 from specter.experts.lookahead import LookaheadBuffer
-from specter.experts.planner import Foresight, Planner
-from specter.model.base import ForeseeingPass, Model, Output
+from specter.experts.policies.planner import Foresight, Planner
+from specter.models.base import ForeseeingPass, Model, Output
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Proposal, Sampler, Verdict
 from specter.timeline.base import Event, Mark, Timeline

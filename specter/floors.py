@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from specter.errors import SpecterError
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
 

@@ -10,7 +10,7 @@ import torch
 from rich.table import Table
 
 from specter.errors import SpecterError
-from specter.model.checkpoint import Checkpoint
+from specter.models.checkpoint import Checkpoint
 
 MARGIN = 1.1  # one expert while loading, the folding of one layer, the allocator
 

@@ -10,8 +10,8 @@ import numpy as np
 from specter.config import SystemConfig
 from specter.floors import RoundAccess, floor_ideal, floor_trace
 from specter.memory import fit
-from specter.model.base import Routing
-from specter.model.spec import ExpertId
+from specter.models.base import Routing
+from specter.models.spec import ExpertId
 from specter.recording import Recording
 from specter.records import Generation
 from specter.timeline.costs import CostModel

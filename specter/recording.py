@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from specter.errors import SpecterError
-from specter.model.base import (
+from specter.models.base import (
     Choose,
     DraftStep,
     FinishedStep,

@@ -18,17 +18,17 @@ from specter.config import RunConfig, from_values
 from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.hub import with_local_paths
-from specter.live import LiveModel
 from specter.memory import num_slots
-from specter.model.rope import check_prompt
-from specter.model.spec import read_spec
+from specter.models.cpu.live import LiveModel
+from specter.models.rope import check_prompt
+from specter.models.spec import read_spec
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.results import adhoc_directory, check_writable, run_id, write_run
 from specter.session import OnCommit, RunResult
 
 if TYPE_CHECKING:
-    from specter.gpu.live import DeviceLive
+    from specter.models.cuda.live import DeviceLive
 
 
 def summary(config: RunConfig, result: RunResult) -> Table:
@@ -63,7 +63,7 @@ def summary(config: RunConfig, result: RunResult) -> Table:
 def load(config: RunConfig, console: Console) -> LiveModel | DeviceLive:
     """The model on the clock that `config` asks for."""
     if config.clock == "device":
-        from specter.gpu.live import DeviceLive  # kernels take seconds to import, and a GPU to run
+        from specter.models.cuda.live import DeviceLive  # kernels take seconds to import, and a GPU to run
 
         return DeviceLive.load(config, console)
     with make_progress(console) as progress:

@@ -10,8 +10,8 @@ from specter.config import RunConfig
 from specter.engine import Engine
 from specter.experts.transfer import Mover, SendBack, move_nothing, open_nothing
 from specter.metrics import Metrics, accesses, summarize
-from specter.model.base import Model
-from specter.model.spec import ExpertId
+from specter.models.base import Model
+from specter.models.spec import ExpertId
 from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
 from specter.speculation.accept import Sampler, TokenSampler

@@ -15,12 +15,12 @@ from specter.config import SystemConfig
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.kernels import Product, product
-from specter.model.base import Model, Output, Routing
-from specter.model.checkpoint import Checkpoint, write_checkpoint
-from specter.model.decoder import Decoder
-from specter.model.names import expected_shapes
-from specter.model.spec import ExpertId, ModelSpec, RopeSpec
-from specter.model.weights import DecoderWeights
+from specter.models.base import Model, Output, Routing
+from specter.models.checkpoint import Checkpoint, write_checkpoint
+from specter.models.cpu.decoder import Decoder
+from specter.models.names import expected_shapes
+from specter.models.spec import ExpertId, ModelSpec, RopeSpec
+from specter.models.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 
 CONF = Path(__file__).parents[1] / "conf"

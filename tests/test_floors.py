@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specter.errors import SpecterError
 from specter.floors import Floor, RoundAccess, floor_ideal, floor_trace, min_loads
-from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec
+from specter.models.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import load_hardware
 from specter.timeline.virtual import VirtualEvent, VirtualTimeline

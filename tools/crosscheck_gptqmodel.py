@@ -24,15 +24,15 @@ import torch
 from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 
-from specter.model.checkpoint import write_checkpoint
-from specter.model.names import on_hub
-from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec, RopeSpec
+from specter.models.checkpoint import write_checkpoint
+from specter.models.names import on_hub
+from specter.models.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec, RopeSpec
 from specter.quantize.calibration import TOKENIZER
 from specter.quantize.cli import main as quantize
 from specter.quantize.gptq_format import PROJECTIONS, read_directory, tensor_name
 from specter.quantize.int4 import Int4Experts
-from specter.standin.checkpoint import to_hub
-from specter.standin.network import init_weights
+from tools.standin.checkpoint import to_hub
+from tools.standin.network import init_weights
 
 GROUP = 32
 DEEPSEEK = dataclasses.replace(

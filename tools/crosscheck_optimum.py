@@ -18,10 +18,10 @@ from crosscheck_gptqmodel import DEEPSEEK, GROUP, add_tokenizer
 from optimum.gptq import GPTQQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specter.model.checkpoint import write_checkpoint
+from specter.models.checkpoint import write_checkpoint
 from specter.quantize.gptq_format import unpack
-from specter.standin.checkpoint import to_hub
-from specter.standin.network import init_weights
+from tools.standin.checkpoint import to_hub
+from tools.standin.network import init_weights
 
 TEXT = "The ferry left the harbour before dawn, and nobody on the quay had counted the passengers. " * 8
 

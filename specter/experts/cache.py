@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specter.experts.eviction import Eviction
-from specter.experts.planner import Plan
+from specter.experts.policies.eviction import Eviction
+from specter.experts.policies.planner import Plan
 from specter.experts.queue import LoadQueue
 from specter.experts.residency import Residency, Slot, State
 from specter.experts.transfer import Transfer
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 from specter.timeline.base import Event, Timeline
 
 

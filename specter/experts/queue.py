@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import takewhile
 
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 from specter.timeline.base import Event, Timeline
 
 # Copies on the link at a time while loads are only planned: one moves bytes, one stands behind it so that the link

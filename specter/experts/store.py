@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specter.model.spec import ExpertId, ModelSpec
+from specter.models.spec import ExpertId, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from specter.experts.residency import Slot
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 from specter.timeline.base import Event, Timeline
 
 Mover = Callable[[ExpertId, int], None]  # copies an expert's payload into the slot with this index

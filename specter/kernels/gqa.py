@@ -28,7 +28,7 @@ from torch import Tensor
 from specter.errors import SpecterError
 from specter.kernels.device import TILE, pow2, wait_previous
 from specter.kernels.partials import MASKED, Partials, merge
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specter.kernels.device import TILE, pow2, wait_previous
 from specter.kernels.partials import CHUNK, MASKED, Partials, merge, merged
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 
 _LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
 

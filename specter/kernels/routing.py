@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a family's router chooses and weighs; see `specter.model.routing`."""
+    """How a family's router chooses and weighs; see `specter.models.routing`."""
 
     scaling: float = 1.0  # multiplies weights
     is_normed: bool = False  # weights are divided by their sum

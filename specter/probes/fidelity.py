@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.layerwise import Heads, Source, TargetHead, TargetLayer, embed
+from specter.models.layerwise import Heads, Source, TargetHead, TargetLayer, embed
 from specter.quantize.activations import add_routed, join, load_experts, run_experts
 from specter.quantize.layer import LayerExperts
 

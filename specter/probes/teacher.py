@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specter.experts.slots import SlotArena
-from specter.live import LiveModel
-from specter.model.base import Output
-from specter.model.spec import ExpertId
+from specter.models.base import Output
+from specter.models.cpu.live import LiveModel
+from specter.models.spec import ExpertId
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specter.model.layerwise import Mixed, Source, TargetLayer, embed
+from specter.models.layerwise import Mixed, Source, TargetLayer, embed
 from specter.quantize.layer import LayerExperts, LayerInputs, expert_output
 
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION = ROOT / "data" / "standins" / "calibration.safetensors"
@@ -142,7 +142,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def main() -> None:
-    from specter.standin.corpus import TOKENS, load_tokens
+    from tools.standin.corpus import TOKENS, load_tokens
 
     tokens = cut_windows(load_tokens(TOKENS)["train"], NUM_SEQUENCES, SEQUENCE_LENGTH)
     save_file({"tokens": tokens}, CALIBRATION, metadata={"source": "training split of data/corpus"})

@@ -18,9 +18,9 @@ from rich.console import Console
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.hub import find_checkpoint, is_hub_id
-from specter.model.checkpoint import Checkpoint
-from specter.model.layerwise import Source
-from specter.model.spec import ModelSpec
+from specter.models.checkpoint import Checkpoint
+from specter.models.layerwise import Source
+from specter.models.spec import ModelSpec
 from specter.progress import make_progress
 from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, CalibrationText, load_calibration
@@ -30,6 +30,7 @@ from specter.quantize.origin import REPORT_FILE
 from specter.quantize.quantizers import build_int4, default_min_tokens
 from specter.quantize.rtn import group_of
 from specter.quantize.workspace import Workspace
+from specter.sources import code_digest
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,6 @@ def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> str:
     """Everything that decides what comes out of a quantization, as text."""
-    package = Path(__file__).parents[1]
-    files = sorted([*package.glob("quantize/*.py"), *package.glob("model/*.py")])  # the model walks over the text
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in files))
     parts = {
         "checkpoint": checkpoint.digest(),
         "method": options.method,
@@ -139,7 +137,7 @@ def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> s
         "device": options.device,
         "calibration": text.sha256,
         "tokens": hashlib.sha256(text.tokens.numpy().tobytes()).hexdigest(),
-        "code": code.hexdigest(),
+        "code": code_digest("specter.quantize.cli"),
     }
     return json.dumps(parts, indent=1)
 

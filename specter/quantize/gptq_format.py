@@ -29,8 +29,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.names import canonical
-from specter.model.spec import ModelSpec
+from specter.models.names import canonical
+from specter.models.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import SYMMETRIC_ZERO, group_of
 
@@ -97,7 +97,7 @@ def unpack(parts: dict[str, Tensor], group: int, zero_offset: int = 1) -> Int4Ma
 
 
 def tensor_name(spec: ModelSpec, layer: int, expert: int, projection: str, part: str) -> str:
-    """The name within Specter (see `specter.model.names`); `layer` counts MoE layers from 0."""
+    """The name within Specter (see `specter.models.names`); `layer` counts MoE layers from 0."""
     return f"{_experts(spec, layer)}.{expert}.{projection}_proj.{part}"
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
     PROJECTIONS,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from specter.errors import SpecterError
-from specter.model.checkpoint import Checkpoint
+from specter.models.checkpoint import Checkpoint
 
 REPORT_FILE = "quantization.json"
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 from specter.quantize.awq import quantize_awq
 from specter.quantize.block_matrices import FORMATS, BlockMatrices, quantize_blocks
 from specter.quantize.gptq import quantize_gptq

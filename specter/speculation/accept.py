@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specter.model.base import Output, Proposal
+from specter.models.base import Output, Proposal
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from specter.config import SamplingConfig
-from specter.model.base import Output, Proposal
+from specter.models.base import Output, Proposal
 from specter.speculation.accept import Sampler, SelectingSampler, Verdict
 from specter.speculation.noise import gumbel, uniforms
 

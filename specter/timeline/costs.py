@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 from specter.timeline.base import Work
 from specter.timeline.hardware import ceil_div
 

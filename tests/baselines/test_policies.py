@@ -12,8 +12,8 @@ from baselines.specmoeoff import choose_k, simulate
 from harness.plan import compose
 from specter import build
 from specter.config import RunConfig, SystemConfig
-from specter.model.base import Choose, FinishedStep, Output, Routing
-from specter.model.spec import DEEPSEEK_V2_LITE, ModelSpec
+from specter.models.base import Choose, FinishedStep, Output, Routing
+from specter.models.spec import DEEPSEEK_V2_LITE, ModelSpec
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from tests.baselines.policies import POLICIES, Pass

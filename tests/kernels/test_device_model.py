@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from specter.bench.unfused import UnfusedDraft
+from bench.unfused import UnfusedDraft
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
-from specter.experts.eviction import LruEviction, layer_quotas
-from specter.experts.planner import DeadlinePlanner
+from specter.experts.policies.eviction import LruEviction, layer_quotas
+from specter.experts.policies.planner import DeadlinePlanner
 from specter.experts.residency import Residency
 from specter.experts.transfer import Mover, Transfer
-from specter.gpu.device_pass import DevicePasses
-from specter.gpu.model import DeviceModel
-from specter.gpu.target import Target
 from specter.kernels import mail
-from specter.model.spec import ExpertId
+from specter.models.cuda.device_pass import DevicePasses
+from specter.models.cuda.model import DeviceModel
+from specter.models.cuda.target import Target
+from specter.models.spec import ExpertId
 from specter.quantize.int4 import Int4Matrices
 from specter.recording import RecordingModel
 from specter.speculation.accept import TokenSampler
@@ -113,7 +113,7 @@ def check_short_pass(models: Models, monkeypatch: pytest.MonkeyPatch) -> int:
     Returns how many results of that row were read without having been written.
     """
     if DEV.type == "cpu":
-        monkeypatch.setattr("specter.gpu.device_pass.Graph", RunAsGraph)
+        monkeypatch.setattr("specter.models.cuda.device_pass.Graph", RunAsGraph)
     tokens, target, spec = tokens_of(2, seed=4).tolist(), models.target, models.weights.spec
     assert target.slot_table is not None
     table = target.slot_table.cpu().numpy()

@@ -14,8 +14,8 @@ from specter.kernels.device import Launch, Stream
 from specter.kernels.layer_norm import layer_norm
 from specter.kernels.octets import Octets
 from specter.kernels.routing import Rule
-from specter.model.rope import rotate_halves
-from specter.model.routing import route
+from specter.models.rope import rotate_halves
+from specter.models.routing import route
 from tests.helpers import TINY_PHI, TINY_QWEN
 from tests.kernels.test_kernels import (
     DEVICE,

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.gpu.draft import Draft
-from specter.gpu.target import Target
-from specter.gpu.tuning import DraftTuning, TargetTuning
-from specter.gpu.weights import GpuKVCache, GpuWeights
 from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts
-from specter.model.checkpoint import Checkpoint
-from specter.model.spec import ExpertId, ModelSpec
+from specter.models.checkpoint import Checkpoint
+from specter.models.cuda.draft import Draft
+from specter.models.cuda.target import Target
+from specter.models.cuda.tuning import DraftTuning, TargetTuning
+from specter.models.cuda.weights import GpuKVCache, GpuWeights
+from specter.models.spec import ExpertId, ModelSpec
 from specter.quantize.int4 import Int4Matrices
 from tests.helpers import TINY, Live, quantize, random_live, run_pass
 

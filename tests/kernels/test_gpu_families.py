@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from specter.errors import SpecterError
-from specter.gpu.attention import check_served
-from specter.gpu.device_pass import DevicePasses
-from specter.gpu.target import Target
-from specter.gpu.weights import GpuKVCache
-from specter.model.spec import ModelSpec
+from specter.models.cuda.attention import check_served
+from specter.models.cuda.device_pass import DevicePasses
+from specter.models.cuda.target import Target
+from specter.models.cuda.weights import GpuKVCache
+from specter.models.spec import ModelSpec
 from tests.helpers import TINY, TINY_PHI, TINY_QWEN
 from tests.kernels.test_device_model import check_short_pass, check_unfused, engine
 from tests.kernels.test_gpu_decoder import (

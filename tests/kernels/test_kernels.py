@@ -17,12 +17,12 @@ from torch import Tensor
 
 from specter.config import SamplingConfig
 from specter.errors import SpecterError
-from specter.gpu.sampling import DeviceSampling
 from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
 from specter.kernels.device import Launch, Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
-from specter.model.routing import top_k
+from specter.models.cuda.sampling import DeviceSampling
+from specter.models.routing import top_k
 from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import quantize_rtn
 from specter.speculation.noise import gumbel

@@ -19,31 +19,31 @@ from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, 
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 from specter.experts.transfer import SendBack
-from specter.gpu import bed, live
-from specter.gpu.arena import DeviceArena
-from specter.gpu.bed import Bed
-from specter.gpu.device_pass import DevicePasses
-from specter.gpu.draft import Draft
-from specter.gpu.full_size import DTYPE, FullSize
-from specter.gpu.live import DeviceLive, allocated
-from specter.gpu.loading import load_store
-from specter.gpu.memory import DeviceBudget, DeviceUse
-from specter.gpu.own_draft import OwnMemory
-from specter.gpu.store import PinnedStore
-from specter.gpu.target import OUTPUT_ROWS, Target
-from specter.gpu.weights import GpuKVCache, GpuWeights, tensors_in
-from specter.gpu.write_back import WriteBack
 from specter.kernels.int4_moe import PackedExperts
-from specter.model.base import ForeseeingPass, Model
-from specter.model.checkpoint import Checkpoint
-from specter.model.spec import ExpertId
+from specter.models.base import ForeseeingPass, Model
+from specter.models.checkpoint import Checkpoint
+from specter.models.cuda import bed, live
+from specter.models.cuda.arena import DeviceArena
+from specter.models.cuda.bed import Bed
+from specter.models.cuda.device_pass import DevicePasses
+from specter.models.cuda.draft import Draft
+from specter.models.cuda.full_size import DTYPE, FullSize
+from specter.models.cuda.live import DeviceLive, allocated
+from specter.models.cuda.loading import load_store
+from specter.models.cuda.memory import DeviceBudget, DeviceUse
+from specter.models.cuda.own_draft import OwnMemory
+from specter.models.cuda.store import PinnedStore
+from specter.models.cuda.target import OUTPUT_ROWS, Target
+from specter.models.cuda.weights import GpuKVCache, GpuWeights, tensors_in
+from specter.models.cuda.write_back import WriteBack
+from specter.models.spec import ExpertId
 from specter.session import RunResult, replay_input
 from specter.speculation.accept import TokenSampler
 from specter.timeline.base import Timeline, Work
 from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import load_hardware
 from specter.timeline.virtual import VirtualTimeline
-from tests.gpu.fakes import FakeLocker
+from tests.cuda.fakes import FakeLocker
 from tests.helpers import CONF, load_system, open_live, quantize, write_random
 from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, TARGET, Models, _layer, models, tokens_of
 

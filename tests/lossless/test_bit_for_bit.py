@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
-from specter.live import LiveModel
+from specter.models.cpu.live import LiveModel
 from specter.recording import Recording
 from specter.session import replay_input
 from specter.timeline.hardware import load_hardware

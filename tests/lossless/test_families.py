@@ -12,8 +12,8 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
-from specter.live import LiveModel
-from specter.model.spec import ModelSpec
+from specter.models.cpu.live import LiveModel
+from specter.models.spec import ModelSpec
 from specter.progress import make_progress
 from specter.quantize.cli import main
 from specter.timeline.hardware import load_hardware

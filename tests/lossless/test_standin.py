@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from harness.plan import compose
 from specter.config import BudgetConfig, SystemConfig
-from specter.live import LiveModel
+from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, prompt_text
 from tests.helpers import load_system, open_live
 

@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from specter.model.checkpoint import Checkpoint
-from specter.model.names import canonical
-from specter.model.spec import ModelSpec
+from specter.models.checkpoint import Checkpoint
+from specter.models.names import canonical
+from specter.models.spec import ModelSpec
 
 
 def build_oracle(spec: ModelSpec) -> PreTrainedModel:

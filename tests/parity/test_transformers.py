@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec, RopeSpec
+from specter.models.spec import ModelSpec, RopeSpec
 from tests.helpers import TINY, TINY_PHI, TINY_QWEN, Live, open_live, random_live, run_pass
 from tests.parity.oracle import RouterLog, greedy_oracle, load_oracle
 

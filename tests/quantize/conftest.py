@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specter.model.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec
+from specter.models.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec
 
 
 @pytest.fixture(scope="session")

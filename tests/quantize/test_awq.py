@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.spec import ModelSpec
-from specter.model.weights import DraftExperts
+from specter.models.spec import ModelSpec
+from specter.models.weights import DraftExperts
 from specter.quantize.awq import channel_scales, rounding_error, search
 from specter.quantize.gptq_format import SINGLE_FILE, read_directory
 from specter.quantize.gptq_writer import write_directory

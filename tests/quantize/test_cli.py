@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from specter.model.checkpoint import Checkpoint, write_checkpoint
-from specter.model.spec import ModelSpec
+from specter.models.checkpoint import Checkpoint, write_checkpoint
+from specter.models.spec import ModelSpec
 from specter.quantize import workspace
 from specter.quantize.cli import REPORT_FILE, main
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.layer import Int4Layer
 from specter.quantize.quantizers import Gptq
 from specter.quantize.rtn import quantize_rtn
-from specter.standin.checkpoint import to_hub
-from specter.standin.network import init_weights
+from tools.standin.checkpoint import to_hub
+from tools.standin.network import init_weights
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model.names import on_hub
-from specter.model.spec import ModelSpec
+from specter.models.names import on_hub
+from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
     PROJECTIONS,

@@ -13,18 +13,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.model import layerwise
-from specter.model.checkpoint import Checkpoint, write_checkpoint
-from specter.model.spec import ModelSpec
+from specter.models import layerwise
+from specter.models.checkpoint import Checkpoint, write_checkpoint
+from specter.models.spec import ModelSpec
 from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, TOKENIZER, cut_windows, load_calibration
 from specter.quantize.gptq import quantize_gptq
 from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error
 from specter.quantize.quantizers import Gptq, Rtn, build_int4
 from specter.quantize.rtn import quantize_rtn
-from specter.standin.checkpoint import to_hub
-from specter.standin.network import Network, experts_dense, init_weights
 from tests.helpers import FAMILIES
+from tools.standin.checkpoint import to_hub
+from tools.standin.network import Network, experts_dense, init_weights
 
 E, D, F = 4, 32, 16
 

@@ -11,11 +11,11 @@ import numpy as np
 from specter.build import EVICTIONS, PLANNERS
 from specter.engine import Engine
 from specter.experts.cache import ExpertCache
-from specter.experts.eviction import Eviction, layer_quotas
+from specter.experts.policies.eviction import Eviction, layer_quotas
 from specter.experts.residency import Residency
 from specter.experts.transfer import Transfer
-from specter.model.base import Choose, FinishedStep, Output, Routing
-from specter.model.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec
+from specter.models.base import Choose, FinishedStep, Output, Routing
+from specter.models.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware

@@ -15,7 +15,7 @@ from rich.console import Console
 from specter import run
 from specter.config import from_values, to_dict
 from specter.errors import SpecterError
-from specter.model.checkpoint import Checkpoint
+from specter.models.checkpoint import Checkpoint
 from specter.quantize.origin import check_draft_origin
 from tests.helpers import RIVALS
 

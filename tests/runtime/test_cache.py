@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from specter.experts.cache import ExpertCache, Wave
-from specter.experts.eviction import LruEviction, layer_quotas
-from specter.experts.planner import Plan
+from specter.experts.policies.eviction import LruEviction, layer_quotas
+from specter.experts.policies.planner import Plan
 from specter.experts.residency import Residency, State
 from specter.experts.transfer import Transfer
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 from specter.timeline.base import Event, Work
 from specter.timeline.virtual import VirtualTimeline
 from tests.runtime.fakes import MACHINE

@@ -10,7 +10,7 @@ from specter.config import SystemConfig
 from specter.floors import RoundAccess
 from specter.memory import device_bytes
 from specter.metrics import distinct_4grams, summarize
-from specter.model.spec import DEEPSEEK_V2_LITE
+from specter.models.spec import DEEPSEEK_V2_LITE
 from specter.records import Generation, RoundRecord
 from specter.timeline.costs import CostModel
 from tests.runtime.fakes import MACHINE, TINY

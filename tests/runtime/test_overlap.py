@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from specter.engine import Engine
 from specter.experts.residency import State
-from specter.model.base import FinishedStep
-from specter.model.spec import ExpertId
+from specter.models.base import FinishedStep
+from specter.models.spec import ExpertId
 from specter.timeline.base import Event, T, Work
 from specter.timeline.virtual import VirtualEvent, VirtualTimeline
 from tests.runtime.fakes import MACHINE, TINY, FakeModel, make_engine

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specter.experts.eviction import LruEviction, layer_quotas
 from specter.experts.lookahead import LookaheadBuffer
-from specter.experts.planner import DeadlinePlanner, ThreePhasePlanner
+from specter.experts.policies.eviction import LruEviction, layer_quotas
+from specter.experts.policies.planner import DeadlinePlanner, ThreePhasePlanner
 from specter.experts.residency import Residency, State
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 
 
 def anything(expert: ExpertId) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from harness.plan import compose
 from specter import session
 from specter.config import RunConfig
-from specter.model.spec import DEEPSEEK_V2_LITE as SPEC
+from specter.models.spec import DEEPSEEK_V2_LITE as SPEC
 from specter.recording import RecordedPass, Recording, ReplayModel
 from specter.session import Replayer, run_input
 from specter.speculation.accept import TokenSampler

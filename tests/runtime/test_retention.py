@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from specter.build import EVICTIONS
 from specter.experts.cache import ExpertCache
-from specter.experts.eviction import layer_quotas
-from specter.experts.planner import Plan
+from specter.experts.policies.eviction import layer_quotas
+from specter.experts.policies.planner import Plan
+from specter.experts.policies.retain import RetainEviction
 from specter.experts.residency import Residency
-from specter.experts.retention import RetainEviction
 from specter.experts.transfer import Transfer, move_nothing
 from specter.floors import min_loads
-from specter.model.spec import ExpertId
+from specter.models.spec import ExpertId
 from specter.timeline.base import Work
 from specter.timeline.virtual import VirtualTimeline
 from tests.runtime.fakes import MACHINE

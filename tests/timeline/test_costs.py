@@ -9,7 +9,7 @@ import pytest
 from specter.config import SystemConfig
 from specter.errors import SpecterError
 from specter.memory import device_bytes
-from specter.model.spec import DEEPSEEK_V2_LITE, FULL_SIZE, ModelSpec
+from specter.models.spec import DEEPSEEK_V2_LITE, FULL_SIZE, ModelSpec
 from specter.timeline.costs import CostModel
 
 COSTS = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)

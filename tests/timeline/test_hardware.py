@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specter.errors import SpecterError
-from specter.model.spec import DEEPSEEK_V2_LITE
+from specter.models.spec import DEEPSEEK_V2_LITE
 from specter.timeline.base import Work
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware, load_hardware

@@ -16,8 +16,8 @@ from harness import figures, scales, tables
 from harness.drawing import save
 from harness.fidelity import FidelityConfig, Request, from_values, measure, rows, side_by_side
 from specter.errors import SpecterError
-from specter.live import LiveModel
-from specter.model.checkpoint import Checkpoint
+from specter.models.checkpoint import Checkpoint
+from specter.models.cpu.live import LiveModel
 from specter.probes.fidelity import Followed, Study, Texts, order_match, set_match, study, window_mask
 from specter.probes.teacher import force
 from specter.quantize.layer import LayerExperts

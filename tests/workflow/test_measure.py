@@ -17,7 +17,7 @@ from harness.recordings import RECORDING
 from harness.tidy import gather
 from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
-from specter.live import LiveModel
+from specter.models.cpu.live import LiveModel
 from specter.prompts import load_tokenizer
 from specter.session import RunResult
 from tests.helpers import TINY, load_system, open_live, write_random

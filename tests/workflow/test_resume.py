@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from specter.model.spec import ModelSpec
+from specter.models.spec import ModelSpec
 from specter.quantize.gptq_writer import write_directory
 from tests.helpers import TINY, open_live, quantize, write_random
 from tests.workflow.conftest import ROOT, Checkout, environment

@@ -1,0 +1,133 @@
+"""Does the full-size model still behave as the narrow one it was made from? Token by token, on given text.
+
+Both are asked the same: what the target says after every token of a prompt, which experts it chooses, and what a
+draft step says and chooses at the last positions of that prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from bench.measure import share
+from specter.errors import SpecterError
+from specter.experts.slots import SlotArena
+from specter.experts.store import ExpertStore, RawCodec
+from specter.models.checkpoint import Checkpoint
+from specter.models.cpu.decoder import Decoder, DecoderWeights
+from specter.models.spec import ExpertId
+from specter.quantize.int4 import Int4Experts
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What one model does on one prompt of n tokens, with draft steps at its last m positions."""
+
+    tokens: Ints  # [n], the target's argmax after each token
+    routing: Ints  # [n, MoE layers, k]
+    draft_tokens: Ints  # [m]
+    draft_routing: Ints  # [m, MoE layers, k]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Shares, over all positions and layers."""
+
+    acceptance: float  # draft token equals target token
+    draft_match: float  # of the target's experts, those that the draft chose too
+    num_draft_tokens: int
+
+
+def agreement(behaviours: Sequence[Behaviour]) -> Agreement:
+    """A model's draft against its target."""
+    same = np.concatenate([b.draft_tokens == b.tokens[-len(b.draft_tokens) :] for b in behaviours])
+    match = [expert_match(b.routing[-len(b.draft_tokens) :], b.draft_routing) for b in behaviours]
+    return Agreement(float(same.mean()), float(np.mean(match)), len(same))
+
+
+def argmax_agreement(narrow: Sequence[Behaviour], wide: Sequence[Behaviour]) -> float:
+    """Share of positions at which both targets say the same token."""
+    pairs = zip(narrow, wide, strict=True)
+    return share(np.concatenate([a.tokens == b.tokens for a, b in pairs]).tolist())
+
+
+def routing_agreement(narrow: Sequence[Behaviour], wide: Sequence[Behaviour]) -> float:
+    """Of the narrow target's experts, the share that the wide one chooses too."""
+    return float(np.mean([expert_match(a.routing, b.routing) for a, b in zip(narrow, wide, strict=True)]))
+
+
+def expert_match(target: Ints, draft: Ints) -> float:
+    """Share of the experts in target [..., k] that are in draft [..., k] too."""
+    return float((target[..., :, None] == draft[..., None, :]).any(-1).mean())
+
+
+class NarrowModel:
+    """The narrow target and its INT4 draft on the CPU, in fp32."""
+
+    def __init__(self, checkpoint: Checkpoint, draft: Int4Experts, capacity: int, tile: int) -> None:
+        spec = checkpoint.spec
+        codec = RawCodec(torch.float32, spec.expert_inter, spec.hidden)
+        store = ExpertStore.read(codec, checkpoint, range(spec.num_moe_layers))
+        self._arena = SlotArena(spec.num_moe_layers * spec.num_experts, codec)
+        for layer in range(spec.num_moe_layers):
+            for expert in range(spec.num_experts):
+                self._arena.write(layer * spec.num_experts + expert, store.payload(ExpertId(layer, expert)))
+        self._decoder = Decoder(spec, DecoderWeights.load(checkpoint), self._arena, draft, tile, capacity)
+        self._spec = spec
+
+    def behave(self, prompt: Sequence[int], num_draft: int) -> Behaviour:
+        """Runs the target over the prompt, then a draft step on each of its last `num_draft` tokens."""
+        spec, decoder = self._spec, self._decoder
+        decoder.reset()
+        target = decoder.target_pass(prompt, 0, len(prompt))
+        routings = []
+        for layer in range(spec.num_layers):
+            routing = target.mix(layer)
+            if routing is None:
+                continue
+            routings.append(routing)
+            experts = np.unique(routing).tolist()
+            first = (layer - spec.num_dense_layers) * spec.num_experts
+            target.run_experts(layer, experts, [first + expert for expert in experts])
+            target.combine(layer)
+        tokens = torch.stack(target.outputs()).argmax(-1).numpy()
+        first = len(prompt) - num_draft
+        steps = [decoder.draft_row(prompt[position], position) for position in range(first, len(prompt))]
+        return Behaviour(
+            tokens=tokens,
+            routing=np.stack(routings, axis=1).astype(np.int64),
+            draft_tokens=torch.stack([step.output for step in steps]).argmax(-1).numpy(),
+            draft_routing=np.stack([step.routing for step in steps]).astype(np.int64),
+        )
+
+
+def load_prompts(paths: Iterable[Path], tokenizer_file: Path, num_prompts: int, num_tokens: int) -> list[list[int]]:
+    """The first `num_tokens` tokens of the first texts that are long enough, as many from each file.
+
+    Raises:
+        SpecterError: a file is missing, or there are too few texts.
+    """
+    files = sorted(paths)
+    for path in (*files, tokenizer_file):
+        if not path.is_file():
+            raise SpecterError(f"{path} does not exist", "run from the root of the repository")
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    found: list[list[int]] = []
+    for path in files:
+        texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+        prompts = [ids[:num_tokens] for text in texts if len(ids := tokenizer.encode(text).ids) >= num_tokens]
+        found += prompts[: -(-num_prompts // len(files))]
+    if len(found) < num_prompts:
+        raise SpecterError(
+            f"{len(found)} prompts of {num_tokens} tokens found, {num_prompts} wanted", "ask for fewer or shorter ones"
+        )
+    return found[:num_prompts]

@@ -1,0 +1,254 @@
+"""The bench's second half: every expert in a slot; draft, plain decoding, verification, and who agrees with whom."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import partial
+
+import numpy as np
+import torch
+
+from bench import agreement, int4
+from bench.eager import EXPERTS, decode_eager, load_eager
+from bench.floors import StepBytes, ms_at
+from bench.measure import Sample, device_ms
+from bench.report import Report, Row
+from bench.streaming import SHORT_PROMPT
+from specter.models.cuda.arena import open_arena
+from specter.models.cuda.draft import Draft
+from specter.models.cuda.full_size import DTYPE, FullSize, fill
+from specter.models.cuda.graphs import Graph
+from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.target import Target
+from specter.models.cuda.weights import GpuKVCache
+
+NUM_PROMPTS = 20
+PROMPT_TOKENS = 48
+DRAFT_TOKENS = 24  # at the end of each prompt, for the agreement
+CAPACITY = 512  # KV positions
+VERIFY_ROWS = 17  # K = 16
+DRAFT_STEPS = 16
+EAGER_STEPS, EAGER_REPEATS = 8, 9
+
+
+class ResidentBench:
+    """A decoding target and its draft over one KV cache, all experts in slots."""
+
+    def __init__(self, model: FullSize, budget: DeviceBudget, report: Report, prompts: list[list[int]]) -> None:
+        self.model, self.budget, self.report, self.prompts = model, budget, report, prompts
+        self.spec, self.device = model.spec, budget.device
+        spec, pdl = self.spec, self.device.type == "cuda"
+        self.arena = open_arena(spec.num_moe_layers * spec.num_experts, model.codec, budget)
+        self.table = fill(self.arena, model.store, spec.num_moe_layers)
+        cache = GpuKVCache(spec, CAPACITY, DTYPE, self.device)
+        self.target = Target(model.weights, self.arena.flat.view(DTYPE), cache, PROMPT_TOKENS, self.table, pdl=pdl)
+        self.draft = Draft(model.weights, model.int4, cache, DRAFT_STEPS + 4, pdl=pdl)
+        for num_rows in (1, VERIFY_ROWS):
+            self.target.capture(num_rows)
+        self.draft.capture()
+
+    def resident_passes(self) -> None:
+        target, prompt = self.target, self.prompts[0]
+        position = PROMPT_TOKENS
+        self._prefill_resident(prompt)
+        sizes = StepBytes(self.spec, position + VERIFY_ROWS)
+
+        def plain(index: int) -> None:
+            target.begin(target.tokens[:1], position + index % DRAFT_STEPS, 1)
+            target.forward(1)
+
+        floor = ms_at(sizes.target(self.spec.num_moe_layers * self.spec.top_k))
+        note = f"graph, token fed on the device; KV {position}...{position + DRAFT_STEPS}"
+        row = self.report.add(Row("plain decoding, all resident, BF16", "ms", device_ms(plain), floor, 2.5, note=note))
+        self.report.summary["plain_decode_ms"] = row.sample.median
+
+        tokens = self.continue_plain(prompt, VERIFY_ROWS)
+        rows = torch.tensor(tokens, dtype=torch.int32, device=self.device)
+        num_experts = sum(len(np.unique(layer)) for layer in self._trace(rows, position).swapaxes(0, 1))
+
+        def verify(index: int) -> None:
+            target.begin(rows, position, VERIFY_ROWS)
+            target.forward(VERIFY_ROWS)
+
+        floor = ms_at(sizes.target(num_experts))
+        note = f"{num_experts / self.spec.num_moe_layers:.1f} distinct experts a layer"
+        row = self.report.add(
+            Row(
+                f"verification, {VERIFY_ROWS} rows, all resident",
+                "ms",
+                device_ms(verify),
+                floor,
+                1.6 * floor,
+                note=note,
+            )
+        )
+        self.report.summary["verify17_over_floor"] = row.over_floor
+
+    def draft_step(self) -> None:
+        draft = self.draft
+        self._prefill_resident(self.prompts[0])
+        row = self.report.add(draft_row("draft step, graph, 1 row, INT4", draft, self.model, self.prompts[0], 1.4))
+        self.report.summary["draft_step_ms"] = row.sample.median
+
+    def prefill_equality(self, streamed: torch.Tensor | None) -> None:
+        """Logits fp32 [V] of the streamed prefill of 16 tokens against a resident pass, bit by bit."""
+        self._prefill_resident(self.prompts[0][:SHORT_PROMPT])
+        same = streamed is not None and torch.equal(streamed, self.target.logits[0])
+        self.report.facts["streamed prefill bit-equal to resident pass"] = same
+
+    def bit_equality(self) -> None:
+        """Plain decoding of 17 tokens, then the same 17 as one verification: logits and KV, bit by bit."""
+        target, equal = self.target, []
+        entries = target.cache.entries
+        for prompt in self.prompts:
+            self._prefill_resident(prompt)
+            token = target.tokens[:1].clone()
+            tokens, logits = [], []
+            for position in range(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS):
+                tokens.append(token)
+                target.begin(token, position, 1)
+                target.forward(1)
+                token = target.tokens[:1].clone()
+                logits.append(target.logits[0].clone())
+            new = slice(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS)
+            plain_kv = entries[:, new].clone()
+            entries[:, new] = torch.nan  # whatever the verification does not write itself would show
+            target.begin(torch.cat(tokens), PROMPT_TOKENS, VERIFY_ROWS)
+            target.forward(VERIFY_ROWS)
+            same = torch.equal(target.logits[:VERIFY_ROWS], torch.stack(logits))
+            equal.append(same and torch.equal(entries[:, new], plain_kv))
+            entries[:, new] = 0
+        self.report.facts["bit-equal prompts"] = f"{sum(equal)} of {len(equal)}, logits and KV of {VERIFY_ROWS} rows"
+        self.report.summary["bit_equal"] = all(equal)
+
+    def peak(self) -> None:
+        use = self.budget.use()
+        self.report.facts["all resident"] = dataclasses.asdict(use)
+        self.report.summary["peak_device_gb"] = (use.peak_reserved_bytes + use.context_bytes) / 1e9
+
+    def int4_layer(self) -> None:
+        spec, model = self.spec, self.model
+        rows = int4.Rows.random(spec, DTYPE, self.device)
+        backends = int4.Backends(spec, rows, model.int4, self.arena, self.table)
+        chosen = [
+            int4.chosen_codes(model.int4_layer(layer), rows.chosen[layer]) for layer in range(spec.num_moe_layers)
+        ]
+        backends.reference(chosen)
+        expected = backends.out.clone()
+        int4_floor = ms_at(spec.top_k * int4.int4_expert_bytes(model.int4))
+        bf16_floor = ms_at(spec.top_k * model.codec.payload_bytes)
+        for name, run in backends.all(chosen).items():
+            backends.out.fill_(torch.nan)
+            run()
+            error = float((backends.out - expected).norm() / expected.norm())
+            graph = Graph(run)
+            sample = device_ms(partial(_replay, graph), per_repeat=5)
+            per_layer = Sample(tuple(ms * 1e3 / spec.num_moe_layers for ms in sample.values))
+            is_int4 = name.startswith("INT4")
+            floor = 1e3 * (int4_floor if is_int4 else bf16_floor)
+            is_ours = name.startswith("INT4 fused, 2")
+            note = f"relative difference to the INT4 reference {error:.1e}"
+            row = self.report.add(
+                Row(f"experts of a layer: {name}", "us", per_layer, floor, 2 * floor if is_ours else None, note=note)
+            )
+            if is_ours:
+                self.report.summary["int4_layer_over_floor"] = row.over_floor
+
+    def narrow_agreement(self) -> None:
+        model = self.model
+        narrow_model = agreement.NarrowModel(model.checkpoint, model.codes, 64, PROMPT_TOKENS)
+        narrow = [narrow_model.behave(prompt, DRAFT_TOKENS) for prompt in self.prompts]
+        wide = [self._behave(prompt) for prompt in self.prompts]
+        of_narrow, of_wide = agreement.agreement(narrow), agreement.agreement(wide)
+        self.report.facts["inflated against narrow (fp32), teacher-forced"] = {
+            "argmax_agreement": agreement.argmax_agreement(narrow, wide),
+            "routing_agreement": agreement.routing_agreement(narrow, wide),
+            "num_tokens": len(self.prompts) * PROMPT_TOKENS,
+        }
+        self.report.facts["INT4 draft, narrow (fp32)"] = dataclasses.asdict(of_narrow)
+        self.report.facts["INT4 draft, inflated (BF16)"] = dataclasses.asdict(of_wide)
+
+    def eager(self) -> None:
+        """Each of transformers' ways with experts has a row; the fastest is what we compare with."""
+        prompt, model = self.prompts[0], load_eager(self.model.source, self.device, DTYPE)
+        for experts in EXPERTS:
+            tokens, sample = decode_eager(model, prompt, EAGER_STEPS, experts, EAGER_REPEATS)
+            ours = self.continue_plain(prompt, len(tokens))
+            same = next((i for i, (a, b) in enumerate(zip(tokens, ours, strict=True)) if a != b), len(tokens))
+            note = f"first {same} of {len(tokens)} greedy tokens as ours; host load {os.getloadavg()[0]:.1f}"
+            self.report.add(Row(f"plain decoding, transformers eager, experts: {experts}", "ms", sample, note=note))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _prefill_resident(self, prompt: list[int]) -> None:
+        target = self.target
+        target.begin(torch.tensor(prompt, dtype=torch.int32, device=self.device), 0, 1)
+        self._run_layers(target, len(prompt), None)
+        target.choose(len(prompt), 1)
+
+    def _run_layers(self, target: Target, num_rows: int, routing: list[np.ndarray] | None) -> None:
+        target.embed(num_rows)
+        for layer in range(self.spec.num_layers):
+            target.mix(layer, num_rows)
+            moe = layer - self.spec.num_dense_layers
+            if moe >= 0:
+                target.run_experts(self.table[moe], num_rows)
+                target.combine(layer, num_rows)
+                if routing is not None:
+                    routing.append(target.routing.chosen[:num_rows].cpu().numpy().astype(np.int64))
+
+    def _trace(self, rows: torch.Tensor, position: int) -> np.ndarray:
+        """Experts chosen in a pass, [rows, MoE layers, k]."""
+        target, routing = self.target, list[np.ndarray]()
+        target.begin(rows, position, len(rows))
+        self._run_layers(target, len(rows), routing)
+        target.choose(len(rows), len(rows))
+        return np.stack(routing, axis=1)
+
+    def continue_plain(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """Greedy tokens after `prompt`, by plain decoding."""
+        target = self.target
+        self._prefill_resident(prompt)
+        tokens = [target.tokens[:1].clone()]
+        for index in range(num_tokens - 1):
+            target.begin(tokens[-1], len(prompt) + index, 1)
+            target.forward(1)
+            tokens.append(target.tokens[:1].clone())
+        return torch.cat(tokens).tolist()
+
+    def _behave(self, prompt: list[int]) -> agreement.Behaviour:
+        target, draft = self.target, self.draft
+        rows = torch.tensor(prompt, dtype=torch.int32, device=self.device)
+        routing = self._trace(rows, 0)
+        tokens = target.tokens[: len(prompt)].cpu().numpy().astype(np.int64)
+        draft_tokens, draft_routing = [], []
+        for position in range(len(prompt) - DRAFT_TOKENS, len(prompt)):
+            draft.begin(prompt[position], position)
+            draft.step()
+            draft_tokens.append(draft.tokens[:1].clone())
+            draft_routing.append(draft.routing[0].clone())
+        return agreement.Behaviour(
+            tokens,
+            routing,
+            torch.cat(draft_tokens).cpu().numpy().astype(np.int64),
+            torch.stack(draft_routing).cpu().numpy().astype(np.int64),
+        )
+
+
+def draft_row(name: str, draft: Draft, model: FullSize, prompt: list[int], goal: float | None = None) -> Row:
+    """A draft step's time, of `DRAFT_STEPS` in a row after `prompt`, beside the time of its bytes."""
+    floor = ms_at(StepBytes(model.spec, PROMPT_TOKENS + 8).draft(int4.int4_expert_bytes(model.int4)))
+
+    def steps(index: int) -> None:
+        draft.begin(prompt[-1], PROMPT_TOKENS - 1)
+        for _ in range(DRAFT_STEPS):
+            draft.step()
+
+    sample = device_ms(steps, per_repeat=4)
+    per_step = Sample(tuple(ms / DRAFT_STEPS for ms in sample.values))
+    return Row(name, "ms", per_step, floor, goal, note=f"{DRAFT_STEPS} replays in a row, no host sync")
+
+
+def _replay(graph: Graph, index: int) -> None:
+    graph.replay()

@@ -1,0 +1,137 @@
+"""Does a row's result depend on what runs beside it? A property of this machine's BLAS, so it is tried, not assumed.
+
+Losslessness rests on it: a verification pass must give every row the bits of plain decoding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specter.errors import SpecterError
+from specter.models.cpu.decoder import Decoder
+from specter.models.cpu.kv_cache import KEY_BLOCK
+
+_MAX_SLOTS = 8
+_SEED = 0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceReport:
+    """What was tried on this machine, and which path the decoder takes for it."""
+
+    rowwise: bool  # the tiled path failed: every row runs alone
+    failures: tuple[str, ...]  # which comparisons of the tiled path differed
+    num_rows: int
+    num_threads: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Rows of one pass over the first layers, bits and all."""
+
+    logits: Tensor  # [rows, V]
+    entries: Tensor  # [layers, rows, kv_width]
+
+    def equals(self, other: _Trial) -> bool:
+        return torch.equal(self.logits, other.logits) and torch.equal(self.entries, other.entries)
+
+    def rows(self, begin: int, end: int) -> _Trial:
+        return _Trial(self.logits[begin:end], self.entries[:, begin:end])
+
+
+def invariance_check(decoder: Decoder) -> InvarianceReport:
+    """Compares rows bit by bit at other places in the tile, among other neighbours and in other waves.
+
+    Runs the dense layers and one MoE layer at the decoder's real shapes and thread count, with random experts
+    in its first slots; empties KV cache and slots afterwards, so it is to be called before anything is loaded.
+    Where the tiled path fails, switches the decoder to `rowwise`.
+
+    Raises:
+        SpecterError: the row-wise path differs too.
+    """
+    num_rows = min(2 * decoder.tile + 1, decoder.cache.capacity)
+    decoder.rowwise = False
+    failures = _differences(decoder, num_rows)
+    if failures:
+        decoder.rowwise = True
+        _log.warning("rows are not bit-invariant on this machine (%s): every row runs alone", ", ".join(failures))
+        if rowwise_failures := _differences(decoder, num_rows):
+            raise SpecterError(
+                f"results differ from run to run even row by row: {', '.join(rowwise_failures)}",
+                "use another torch build, or another device; lossless decoding is not possible on this one",
+            )
+    return InvarianceReport(
+        rowwise=decoder.rowwise,
+        failures=tuple(failures),
+        num_rows=num_rows,
+        num_threads=torch.get_num_threads(),
+        device=str(decoder.cache.entries.device),
+    )
+
+
+def _differences(decoder: Decoder, num_rows: int) -> list[str]:
+    cache, arena = decoder.cache, decoder.arena
+    generator = torch.Generator().manual_seed(_SEED)
+    tokens = torch.randint(0, decoder.spec.vocab, (num_rows,), generator=generator).tolist()
+    # Rows on both sides of a key block's end, if the cache has more than one.
+    start = max(0, min(KEY_BLOCK - num_rows // 2, cache.capacity - num_rows))
+    cache.reset()
+    cache.entries[:, :start] = torch.randn(cache.entries[:, :start].shape, generator=generator).to(cache.entries)
+    cache.length = start
+    slots = list(range(min(arena.num_slots, _MAX_SLOTS)))
+    payload = _random_payload(decoder, generator)
+    for slot in slots:
+        arena.write(slot, payload)
+    try:
+        together = _run(decoder, tokens, start, slots)
+        shift = min(decoder.tile // 2 + 1, num_rows - 1)
+        shifted = _run(decoder, tokens[shift:], start + shift, slots)
+        # Backwards: a pass ends the cache at its last row.
+        places = {0, 1, decoder.tile // 2, decoder.tile - 1, decoder.tile, num_rows - 1} & set(range(num_rows))
+        alone = [
+            _run(decoder, [tokens[i]], start + i, slots).equals(together.rows(i, i + 1))
+            for i in sorted(places, reverse=True)
+        ]
+        one_by_one = _run(decoder, tokens, start, slots[-1:])
+    finally:
+        for slot in slots:
+            arena.poison(slot)
+        cache.reset()
+    outcomes = {
+        "a row alone": all(alone),
+        "another place in the tile": shifted.equals(together.rows(shift, num_rows)),
+        "waves of one expert, another slot": one_by_one.equals(together),
+    }
+    return [name for name, is_equal in outcomes.items() if not is_equal]
+
+
+def _random_payload(decoder: Decoder, generator: torch.Generator) -> Tensor:
+    codec = decoder.arena.codec
+    gate_up = torch.randn(2 * codec.expert_inter, codec.hidden, generator=generator) * codec.hidden**-0.5
+    down = torch.randn(codec.hidden, codec.expert_inter, generator=generator) * codec.expert_inter**-0.5
+    return codec.pack(gate_up, down)
+
+
+def _run(decoder: Decoder, tokens: Sequence[int], position: int, slots: Sequence[int]) -> _Trial:
+    """One pass; the slots all hold the same expert, which stands for every expert."""
+    num_layers = min(decoder.num_dense_layers + 1, decoder.num_layers)
+    target = decoder.target_pass(tokens, position, len(tokens))
+    for layer in range(num_layers):
+        routing = target.mix(layer)
+        if routing is None:
+            continue
+        experts = np.unique(routing).tolist()
+        for begin in range(0, len(experts), len(slots)):
+            wave = experts[begin : begin + len(slots)]
+            target.run_experts(layer, wave, slots[: len(wave)])
+        target.combine(layer)
+    entries = decoder.cache.entries[:num_layers, position : position + len(tokens)]
+    return _Trial(torch.stack(target.outputs()), entries.clone())

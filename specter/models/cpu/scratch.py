@@ -1,0 +1,80 @@
+"""What the decoder's products write to, and every view of it.
+
+On narrow rows an operation costs more than its arithmetic, a view as much as a small product: all is made once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specter.models.cpu.kv_cache import KEY_BLOCK, KVCache
+from specter.models.spec import ModelSpec
+
+ATTENTION_ROWS = 4  # per product of attention, where tiles are whole multiples: less padding than whole tiles have
+
+
+class MlpScratch:
+    """Of a layer's MLP without routed experts, R rows; see `LayerWeights.wide` (E or g may be 0, and S)."""
+
+    def __init__(self, like: Tensor, num_rows: int, num_router: int, num_gates: int, inter: int) -> None:
+        self.wide = like.new_empty(num_rows, num_router + num_gates + 2 * inter)
+        # [R, E], [R, g], [R, S], [R, S]
+        self.router, self.shared_gate, self.gate, self.up = self.wide.split((num_router, num_gates, inter, inter), 1)
+
+
+class Scratch:
+    """Of a pass over `num_tiles` tiles; layers and passes follow each other in it."""
+
+    def __init__(self, spec: ModelSpec, num_tiles: int, tile: int, cache: KVCache) -> None:
+        heads, num_keys, width, value_width = spec.num_heads, spec.num_key_heads, spec.key_width, spec.value_width
+        group = heads // num_keys  # G, queries per key head
+        like, num_rows = cache.entries, num_tiles * tile
+        self.tile = tile
+        # Queries, then what a position adds to the cache; see `AttentionWeights.into`.
+        self.wide = like.new_empty(num_rows, heads * width + spec.kv_width)
+        self.entries = self.wide[:, heads * width :]
+        rotated = self.wide[:, : (heads + num_keys) * width].unflatten(1, (-1, width))
+        self.latent = rotated[:, heads, : spec.kv_lora]
+        self.pairs = torch.view_as_complex(rotated.unflatten(-1, (-1, 2)))
+        # [parts, Hk, r, G, W]: one matrix of queries per part of a tile and key head.
+        self.part_rows = rows = ATTENTION_ROWS if tile % ATTENTION_ROWS == 0 else tile  # r
+        self.by_row = rotated[:, :heads].view(-1, rows, num_keys, group, width).transpose(1, 2)
+        self.queries = like.new_empty(self.by_row.shape)
+        contexts = like.new_zeros(num_rows // rows, num_keys, rows, group, value_width)
+        self.contexts = contexts.transpose(1, 2)  # [parts, r, Hk, G, Vw]
+        self.parts = [
+            [(query.flatten(0, 1), context.flatten(0, 1)) for query, context in zip(*part, strict=True)]
+            for part in zip(self.queries, contexts, strict=True)
+        ]
+        # Of one part, reused by all; scores of blocks that are left out stay finite, and masked.
+        self.scores = like.new_empty(num_keys, rows, group, cache.storage)
+        self.probs = torch.empty_like(self.scores)
+        self.blocks = [
+            (scores.flatten(0, 1).split(KEY_BLOCK, dim=1), probs.flatten(0, 1).split(KEY_BLOCK, dim=1))
+            for scores, probs in zip(self.scores, self.probs, strict=True)
+        ]
+        self.addend = like.new_empty(rows * group, value_width)
+        self.dense = MlpScratch(like, num_rows, 0, 0, spec.dense_inter if spec.num_dense_layers else 0)
+        self.moe = MlpScratch(like, num_rows, spec.num_experts, int(spec.shared_gate), spec.shared_inter)
+
+
+class ExpertScratch:
+    """Of one wave's tiles, at most `num_tiles`: inputs, gate and up, results."""
+
+    def __init__(self, spec: ModelSpec, num_tiles: int, tile: int, like: Tensor) -> None:
+        self.num_tiles = num_tiles
+        self._x = like.new_empty(num_tiles * tile, spec.hidden)
+        wide = like.new_empty(num_tiles * tile, 2 * spec.expert_inter)
+        self._gate, self._up = wide.chunk(2, dim=1)
+        self._results = torch.empty_like(self._x)
+        # Per tile: [tile, D], [tile, 2F], [tile, F], [tile, D]
+        parts = (buffer.split(tile) for buffer in (self._x, wide, self._gate, self._results))
+        self.tiles = list(zip(*parts, strict=True))
+        self._rows: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def rows(self, num: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The first `num` rows of inputs, gate, up and results."""
+        if num not in self._rows:
+            self._rows[num] = (self._x[:num], self._gate[:num], self._up[:num], self._results[:num])
+        return self._rows[num]

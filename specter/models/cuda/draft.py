@@ -1,0 +1,153 @@
+"""The draft step: one row, INT4 routed experts, eight kernels a layer (ten with LayerNorm), captured as one CUDA graph.
+
+Token, position and step number live on the device, so that K replays in a row need no host: the token that a
+step chooses is the one that the next step embeds. Tokens and routing reach the host by mail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from specter.kernels import int4_moe, select, skinny
+from specter.kernels.device import Stream
+from specter.kernels.octets import Octets
+from specter.kernels.routing import RowRouting, Rule
+from specter.models.cuda.attention import build_attention
+from specter.models.cuda.graphs import Graph
+from specter.models.cuda.tuning import DRAFT, DraftTuning
+from specter.models.cuda.weights import GpuKVCache, GpuWeights
+
+
+class Draft:
+    """The draft over a shared KV cache.
+
+    Args:
+        max_steps: steps between two calls of `begin`.
+        temperature: None drafts greedily; otherwise tokens are argmax(logits / temperature + Gumbel(seed, position)).
+        pdl: programmatic dependent launch.
+
+    Attributes:
+        tokens: int32 [max_steps], routing: int16 [max_steps, MoE layers, k], counts: int32 [MoE layers, E]: what
+            the steps since `begin` chose, on the device.
+        logits: fp32 [1, V] of the last step.
+    """
+
+    def __init__(
+        self,
+        weights: GpuWeights,
+        experts: int4_moe.PackedExperts,
+        cache: GpuKVCache,
+        max_steps: int,
+        seed: int = 0,
+        temperature: float | None = None,
+        pdl: bool = True,
+        tuning: DraftTuning = DRAFT,
+    ) -> None:
+        spec, device, dtype = weights.spec, weights.device, weights.dtype
+        self.weights, self.experts, self.cache, self.pdl, self.tuning = weights, experts, cache, pdl, tuning
+        self._attention = build_attention(weights, cache, 1, pdl)
+
+        def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.feed, self.position, self.step_index = (room(1, dtype=torch.int32) for _ in range(3))
+        self.tokens = room(max_steps, dtype=torch.int32)
+        self.routing = room(max_steps, spec.num_moe_layers, spec.top_k, dtype=torch.int16)
+        self.counts = room(spec.num_moe_layers, spec.num_experts, dtype=torch.int32)
+        self.logits = room(1, spec.vocab, dtype=torch.float32)
+        self.x = room(1, spec.hidden, dtype=torch.float32)
+        self._scaled = room(1, spec.hidden)
+        self._octets = Octets.empty(spec.hidden, device)
+
+        def stream(block: int) -> Stream:
+            squares = room(1, -(-spec.hidden // block), dtype=torch.float32)
+            return Stream(self.x, self._scaled, squares, spec.layer_norm)
+
+        self._embedded = stream(select.BLOCK_D)
+        self._attended = stream(tuning.out.block_n)
+        self._dense_done = stream(tuning.dense_down.block_n)
+        self._moe_done = stream(tuning.down.block_n)
+        self._qkv = room(1, weights.layers[0].qkv.shape[0])
+        self._values = room(1, spec.num_heads * spec.v_dim)
+        scratch = RowRouting.empty(self.routing[:, 0], self.counts[0], self.step_index, Rule.of(spec), spec.shared_gate)
+        self._routings = [
+            dataclasses.replace(scratch, history=self.routing[:, moe], counts=self.counts[moe])
+            for moe in range(spec.num_moe_layers)
+        ]
+        self._dense = room(spec.dense_inter)
+        self._shared = room(spec.shared_inter)
+        self._inner = Octets.empty(spec.top_k * spec.expert_inter, device)
+        self._select = select.Selection.empty(1, weights.num_tokens, device, seed, temperature)
+        self._graph: Graph | None = None
+
+    def capture(self) -> None:
+        """Captures the step; it writes KV at the first positions, so call it before the first prompt."""
+        self.begin(0, 0)
+        self._graph = Graph(self.run)
+
+    def begin(self, token: int, position: int) -> None:
+        """The next step appends KV of `token` at `position`; steps and counts start anew. Asynchronous."""
+        self.feed.fill_(token)
+        self.position.fill_(position)
+        self.step_index.zero_()
+        self.counts.zero_()
+
+    def step(self) -> None:
+        """One draft step on the current stream, by graph replay if it was captured."""
+        if self._graph is None:
+            self.run()
+        else:
+            self._graph.replay()
+
+    def run(self) -> None:
+        """The kernels of one step, launched one by one."""
+        weights, spec, tuning, pdl = self.weights, self.weights.spec, self.tuning, self.pdl
+        stream = self._embedded
+        # Not launched early: what follows it may then rely on everything before this step being complete.
+        select.embed(self.feed, weights.embedding, stream, weights.layers[0].norm.gain, pdl=False)
+        weights.layers[0].norm.finish(stream, spec.norm_eps, pdl)
+        for index, layer in enumerate(weights.layers):
+            last = index + 1 == spec.num_layers
+            next_norm = weights.norm if last else weights.layers[index + 1].norm
+            self.attend(index, stream)
+            moe = index - spec.num_dense_layers
+            if moe < 0:
+                skinny.norm_gated(self._attended, layer.wide, self._dense, None, spec.norm_eps, tuning.wide, pdl)
+                stream = self._dense_done
+                skinny.linear_residual(self._dense, layer.down, stream, next_norm.gain, None, tuning.dense_down, pdl)
+            else:
+                stream = self._moe_done
+                self.run_moe(index, moe, next_norm.gain)
+            next_norm.finish(stream, spec.norm_eps, pdl)
+        skinny.norm_linear(stream, weights.head, self.logits[0], spec.norm_eps, tuning.head, pdl, weights.head_bias)
+        self._select.advance(self.logits, self.tokens, self.feed, self.position, self.step_index, pdl)
+
+    def attend(self, index: int, stream: Stream) -> None:
+        """Attention of layer `index`, added to the residual stream."""
+        layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
+        skinny.norm_linear(stream, layer.qkv, self._qkv[0], spec.norm_eps, tuning.qkv, pdl, layer.qkv_bias)
+        self._attention.row(index, self._qkv, self.position, self._values)
+        octets = None if spec.layer_norm else self._octets
+        skinny.linear_residual(
+            self._values[0], layer.o, self._attended, layer.mlp_norm.gain, octets, tuning.out, pdl, layer.o_bias
+        )
+        layer.mlp_norm.finish(self._attended, spec.norm_eps, pdl, self._octets)
+
+    def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
+        """Router, shared and routed experts of layer `index`, MoE layer `moe`, added to the residual stream."""
+        layer, experts, tuning, pdl = self.weights.layers[index], self.experts, self.tuning, self.pdl
+        routing = self._routings[moe]
+        skinny.norm_gated(
+            self._attended, layer.wide, self._shared, routing, self.weights.spec.norm_eps, tuning.wide, pdl
+        )
+        int4_moe.gate_up(
+            self._octets, experts.gate_up[moe], experts.gate_up_params[moe], routing, self._inner, tuning.gate_up,
+            pdl,
+        )  # fmt: skip
+        int4_moe.down(
+            self._shared, layer.down, self._inner, experts.down[moe], experts.down_params[moe], routing,
+            self._moe_done, next_gain, tuning.down, pdl,
+        )  # fmt: skip

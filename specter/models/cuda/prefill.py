@@ -1,0 +1,78 @@
+"""Prefill with nothing resident: layer-major, every expert streamed over the link exactly once.
+
+The slots are two halves. While a layer is computed on one half, the link fills the other with the next layer; the
+host only issues, and never waits. The floor is one pass over the experts at the link's rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from specter.errors import SpecterError
+from specter.models.base import Output, TargetPass
+from specter.models.cuda.arena import DeviceArena
+from specter.models.cuda.store import PinnedStore
+from specter.models.spec import ModelSpec
+from specter.timeline.base import Event, Timeline, Work
+
+_MIX, _EXPERTS, _COMBINE, _HEAD = (Work(name, 0, 0, 1, 1) for name in ("mix", "experts", "combine", "head"))
+
+
+class LayerStream:
+    """Whole MoE layers, in order, through two halves of an arena."""
+
+    def __init__(self, store: PinnedStore, arena: DeviceArena, timeline: Timeline) -> None:
+        """
+        Raises:
+            SpecterError: the arena does not hold two layers.
+        """
+        num_experts = store.num_experts
+        if arena.num_slots < 2 * num_experts:
+            raise SpecterError(
+                f"streaming layers of {num_experts} experts needs {2 * num_experts} slots; there are {arena.num_slots}",
+                "raise the budget, or prefill with fewer tokens through the expert cache",
+            )
+        self._store = store
+        self._arena = arena
+        self._timeline = timeline
+        self._last_use: list[Event | None] = [None, None]
+
+    @property
+    def num_layers(self) -> int:
+        return self._store.num_layers
+
+    def slots(self, layer: int) -> range:
+        """The slots of the layer's experts, in order."""
+        first = layer % 2 * self._store.num_experts
+        return range(first, first + self._store.num_experts)
+
+    def fetch(self, layer: int) -> Event:
+        """Issues the copy of one layer behind the last use of its half."""
+        last_use = self._last_use[layer % 2]
+        copy = partial(self._arena.write_run, self.slots(layer).start, self._store.arena(layer))
+        after = () if last_use is None else (last_use,)
+        return self._timeline.copy(self._store.layer_bytes, copy, after, f"stream L{layer}")
+
+    def release(self, layer: int, done: Event) -> None:
+        """The layer's compute, ending at `done`, was issued."""
+        self._last_use[layer % 2] = done
+
+
+def prefill(spec: ModelSpec, target: TargetPass, stream: LayerStream, timeline: Timeline) -> Sequence[Output]:
+    """Runs a target pass over a whole prompt; returns its outputs (see `Model.target_pass`), computed or under way."""
+    arrivals = [stream.fetch(layer) for layer in range(min(2, stream.num_layers))]
+    experts = range(spec.num_experts)
+    for layer in range(spec.num_layers):
+        timeline.compute(_MIX, partial(target.mix, layer))
+        moe_layer = layer - spec.num_dense_layers
+        if moe_layer < 0:
+            continue
+        run = partial(target.run_experts, layer, experts, stream.slots(moe_layer))
+        _, done = timeline.compute(_EXPERTS, run, after=(arrivals[moe_layer],))
+        stream.release(moe_layer, done)
+        timeline.compute(_COMBINE, partial(target.combine, layer))
+        if moe_layer + 2 < stream.num_layers:
+            arrivals.append(stream.fetch(moe_layer + 2))
+    outputs, _ = timeline.compute(_HEAD, target.outputs)
+    return outputs

@@ -1,0 +1,104 @@
+"""The bench's table, file and floors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench.__main__ import main
+from bench.floors import StepBytes, ms_at
+from bench.inputs import Inputs
+from bench.kernels import SUMMARY_KEYS
+from bench.measure import Sample, share
+from bench.report import SOURCES, Report, Row, provenance, source_digest
+from specter.models.cuda.full_size import FullSize
+from specter.models.spec import DEEPSEEK_V2_LITE
+
+REFERENCE = Path(__file__).parents[2] / "data" / "reference" / "h200" / "kernels.json"
+
+
+def test_floors_are_those_of_the_issue() -> None:
+    sizes = StepBytes(DEEPSEEK_V2_LITE, kv_len=64)
+    int4_bytes = DEEPSEEK_V2_LITE.expert_params * (0.5 + 4 / 128)
+    assert ms_at(sizes.draft(int4_bytes)) == pytest.approx(0.68, abs=0.005)
+    assert ms_at(sizes.target(26 * 6)) == pytest.approx(1.15, abs=0.01)
+    assert ms_at(6 * int4_bytes) * 1e3 == pytest.approx(6.41, abs=0.01)
+
+
+def test_a_sample_is_its_median_and_spread() -> None:
+    sample = Sample((1.0, 4.0, 2.0))
+    assert (sample.median, sample.spread) == (2.0, 1.5)
+    assert share([True, False, True, True]) == 0.75 and share([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("goal", "is_rate", "reached"), [(2.0, False, True), (1.9, False, False), (2.0, True, True), (2.1, True, False)]
+)
+def test_goals_know_their_direction(goal: float, is_rate: bool, reached: bool) -> None:
+    row = Row("x", "ms", Sample((2.0,)), floor=0.5, goal=goal, is_rate=is_rate)
+    assert row.is_reached is reached and row.over_floor == 4.0
+
+
+def test_the_file_holds_what_the_table_shows(tmp_path: Path) -> None:
+    report = Report(tmp_path / "deep" / "bench.json", {"gpu": "none"}, summary={"a": 1.0})
+    report.add(Row("a thing", "ms", Sample((1.0, 2.0, 3.0)), 1.0, 1.5, note="why"))
+    report.skipped["b"] = "FAILED: no"
+    report.write()
+    content = json.loads(report.path.read_text())
+    assert content["summary"] == {"a": 1.0} and content["skipped"] == {"b": "FAILED: no"}
+    assert content["table"][0]["values"] == [1.0, 2.0, 3.0] and content["table"][0]["is_reached"] is False
+    console = Console(width=160, record=True)
+    report.show(console)
+    assert "MISSED" in console.export_text()
+
+
+def test_the_source_digest_follows_the_code(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("specter/a.py", "specter/models/cuda/a.py", "baselines/a.py", "conf/system/a.yaml"):
+        for content in ("x = 1", "x = 2"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+            digests.add(source_digest(tmp_path))
+    assert len(digests) == 8
+    (tmp_path / "results.json").write_text("{}")
+    assert source_digest(tmp_path) in digests
+
+
+def test_the_record_digests_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
+    assert provenance(torch.device("cpu"), "abc")["source_sha256"] == source_digest(Path("."))
+    assert all(list(Path(".").glob(pattern)) for pattern in SOURCES)
+
+
+def test_the_shipped_reference_is_whole() -> None:
+    content = json.loads(REFERENCE.read_text())
+    assert set(content["summary"]) == set(SUMMARY_KEYS)
+    assert all(value is not None for value in content["summary"].values())
+    assert all(row["repeats"] >= 5 for row in content["table"])
+    assert content["provenance"]["gpu"] and content["provenance"]["driver_version"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_bad_calls_are_errors_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2 and "use kernels" in capsys.readouterr().err
+    assert main(["kernels", "cap=3"]) == 2 and "cap_gb" in capsys.readouterr().err
+    assert main(["kernels"]) == 2 and "not available" in capsys.readouterr().err
+
+
+def test_a_report_tells_quantized_experts_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
+    model = SimpleNamespace(spec=SimpleNamespace(name="narrow"), digest=lambda: "1")
+    full = SimpleNamespace(spec=model.spec, checkpoint=model, codes=SimpleNamespace(method="gptq"))
+    budget, digests = SimpleNamespace(device=torch.device("cpu")), []
+    for codes in ("1", "2", "1"):
+        (tmp_path / "model.safetensors").write_text(codes)
+        (tmp_path / "quantization.json").write_text(str(len(digests)))  # its report, which has times
+        report = Inputs(quantized=tmp_path).report(tmp_path / "out.json", cast(FullSize, full), cast(Any, budget))
+        digests.append(report.provenance["int4_sha256"])
+    assert digests[0] == digests[2] != digests[1]

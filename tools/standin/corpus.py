@@ -1,0 +1,164 @@
+"""`python -m tools.standin.corpus`: training tokens and the stand-ins' tokenizer from public text.
+
+Writes `data/corpus/tokens.safetensors.xz` (uint16 `train` and `valid`, documents separated by `<s>`, id 0),
+`data/corpus/corpus.json` (every package with version and SHA-256, sizes, the hash of the text) and
+`data/standins/tokenizer.json` (byte-level BPE, 8192 entries). Needs Debian 12's apt; about ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from specter.errors import SpecterError
+from tools.standin.sources import MIN_DOCUMENT_CHARS, SOURCES, fetch_package, read_python_library, read_source
+
+SEPARATOR = "<s>"
+VALID_ONE_IN = 50
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "data" / "corpus"
+TOKENIZER = ROOT / "data" / "standins" / "tokenizer.json"
+TOKENS = CORPUS / "tokens.safetensors.xz"
+
+
+class Deduplicator:
+    """Drops documents seen before and, inside new ones, long paragraphs seen before."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+
+    def __call__(self, document: str) -> str | None:
+        """The document without repeated paragraphs, or None if too little of it is new."""
+        kept = [part for part in document.split("\n\n") if len(part) < 80 or self._is_new(part)]
+        text = "\n\n".join(kept).strip()
+        return text if len(text) >= MIN_DOCUMENT_CHARS and self._is_new(f"document {text}") else None
+
+    def _is_new(self, text: str) -> bool:
+        key = hashlib.blake2b(" ".join(text.split()).encode(), digest_size=12).digest()
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+
+def is_validation(document: str) -> bool:
+    """A fixed 2 % of the documents, chosen by their hash."""
+    return int.from_bytes(hashlib.sha256(document.encode()).digest()[:4], "big") % VALID_ONE_IN == 0
+
+
+def train_tokenizer(documents: Iterable[str], vocab: int) -> Tokenizer:
+    """Byte-level BPE with digits apart; every byte string round-trips. `<s>` (id 0) begins every text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        min_frequency=2,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    begin = tokenizer.token_to_id(SEPARATOR)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SEPARATOR} $A", pair=f"{SEPARATOR} $A {SEPARATOR} $B", special_tokens=[(SEPARATOR, begin)]
+    )
+    return tokenizer
+
+
+def tokenize(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
+    """uint16 [N]: each document after one separator."""
+    pieces = []
+    for start in range(0, len(documents), 256):  # encodings are large: never hold all of them
+        for item in tokenizer.encode_batch_fast(documents[start : start + 256], add_special_tokens=False):
+            pieces.append(np.array([0, *item.ids], dtype=np.uint16))
+    return np.concatenate(pieces)
+
+
+def load_tokens(path: Path) -> dict[str, np.ndarray]:
+    """`train` and `valid`, uint16 [N] each, from tokens.safetensors.xz.
+
+    Raises:
+        SpecterError: the file is missing or not what `corpus` writes.
+    """
+    if not path.is_file():
+        raise SpecterError(f"no training tokens at {path}", "run `python -m tools.standin.corpus` first")
+    try:
+        tokens = load(lzma.decompress(path.read_bytes()))
+        return {"train": tokens["train"], "valid": tokens["valid"]}
+    except Exception as error:  # lzma, safetensors and a missing key each raise their own
+        raise SpecterError(f"{path} cannot be read: {error}", "build it again with tools.standin.corpus") from None
+
+
+def _documents(packages: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(source name, document) of every package and of the Python library; notes what it read in `packages`."""
+    for source in SOURCES:
+        deb = fetch_package(source.package, CORPUS / "packages")
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["dpkg-deb", "-x", deb, folder], check=True)
+            for document in read_source(source, Path(folder)):
+                yield source.package, document
+        version = subprocess.run(["dpkg-deb", "-f", deb, "Version"], check=True, capture_output=True, text=True)
+        packages.append(
+            {
+                "package": source.package,
+                "version": version.stdout.strip(),
+                "sha256": hashlib.sha256(deb.read_bytes()).hexdigest(),
+                "files": source.pattern,
+            }
+        )
+    for document in read_python_library():
+        yield "cpython-stdlib", document
+    packages.append({"package": "cpython-stdlib", "version": platform.python_version(), "files": "**/*.py"})
+
+
+def build_corpus(vocab: int = 8192) -> dict[str, Any]:
+    """Builds everything named in the module's docstring; returns the content of corpus.json."""
+    packages: list[dict[str, Any]] = []
+    unique = Deduplicator()
+    num_chars: dict[str, int] = {}
+    documents: list[str] = []
+    for name, raw in _documents(packages):
+        document = unique(raw)
+        if document is not None:
+            documents.append(document)
+            num_chars[name] = num_chars.get(name, 0) + len(document)
+    # Sorting by hash shuffles once and for all, whatever the order of the sources.
+    documents.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
+    text_hash = hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    train = [text for text in documents if not is_validation(text)]
+    valid = [text for text in documents if is_validation(text)]
+    tokenizer = train_tokenizer((text[:30000] for text in train[::3]), vocab)
+    TOKENIZER.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(TOKENIZER))
+    tokens = {"train": tokenize(tokenizer, train), "valid": tokenize(tokenizer, valid)}
+    TOKENS.write_bytes(lzma.compress(save(tokens), preset=3))
+    summary = {
+        "packages": packages,
+        "num_chars": num_chars,
+        "num_documents": {"train": len(train), "valid": len(valid)},
+        "num_tokens": {name: len(values) for name, values in tokens.items()},
+        "text_sha256": text_hash,
+        "tokenizer_sha256": hashlib.sha256(TOKENIZER.read_bytes()).hexdigest(),
+        "vocab": vocab,
+    }
+    (CORPUS / "corpus.json").write_text(json.dumps(summary, indent=1))
+    return summary
+
+
+if __name__ == "__main__":
+    result = build_corpus()
+    print(json.dumps({key: result[key] for key in ("num_documents", "num_tokens", "text_sha256")}))

@@ -1,0 +1,128 @@
+"""`python -m tools.standin.inflate checkpoint=DIR out=DIR`: a stand-in at full size, as a hub directory.
+
+The GPU runtime does not need the directory (30 GB): it reads `InflatedCheckpoint` layer by layer into its store.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specter.arguments import parse_arguments
+from specter.errors import SpecterError
+from specter.models.checkpoint import Checkpoint
+from specter.models.inflation.inflated import InflatedCheckpoint
+from specter.models.names import on_hub
+from specter.models.spec import FULL_SIZE, ModelSpec
+from specter.quantize.workspace import atomic_directory
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MAX_SHARD_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    checkpoint: Path  # the narrow stand-in
+    out: Path  # directory to make
+    model: str = "deepseek_v2_lite"
+    layout: str = "tiled"  # or random: see specter/models/inflation/isometry.py
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    seed: int = 0  # of the random layout
+
+    def check(self) -> None:
+        """Raises SpecterError for a choice that does not exist."""
+        for key, value, choices in (("dtype", self.dtype, DTYPES), ("model", self.model, FULL_SIZE)):
+            if value not in choices:
+                raise SpecterError(f"{key}={value} is unknown", f"use {key}={f' or {key}='.join(choices)}")
+        if self.device != "cpu" and not torch.cuda.is_available():
+            raise SpecterError(f"device={self.device} is not available", "use device=cpu")
+
+
+def checkpoint_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of all matrices of `spec`."""
+    return (spec.non_expert_params + spec.experts_params) * dtype.itemsize
+
+
+def write_shards(directory: Path, tensors: Iterable[tuple[str, Tensor]], progress: Progress, max_bytes: int) -> None:
+    """Writes tensors as they come into safetensors shards of at most `max_bytes`, and their index."""
+    task = progress.tasks[0].id
+    weight_map: dict[str, str] = {}
+    shard: dict[str, Tensor] = {}
+    shard_bytes = total_bytes = num_shards = 0
+
+    def flush() -> None:
+        nonlocal shard_bytes, num_shards
+        num_shards += 1
+        file = f"model-{num_shards:05d}.safetensors"
+        save_file(shard, directory / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+        shard.clear()
+        shard_bytes = 0
+
+    for name, tensor in tensors:
+        if shard and shard_bytes + tensor.nbytes > max_bytes:
+            flush()
+        shard[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
+        shard_bytes += tensor.nbytes
+        total_bytes += tensor.nbytes
+        progress.advance(task, tensor.nbytes)
+    flush()
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def run(options: Options, console: Console) -> None:
+    """Inflates, and writes the directory.
+
+    Raises:
+        SpecterError: anything wrong with the input, or a disk too small, before large work.
+    """
+    start = time.perf_counter()
+    options.check()
+    dtype, spec = DTYPES[options.dtype], FULL_SIZE[options.model]
+    wide = InflatedCheckpoint(
+        Checkpoint.open(options.checkpoint),
+        spec,
+        options.layout,  # type: ignore[arg-type]  # checked there
+        dtype,
+        options.device,
+        options.seed,
+    )
+    needed = checkpoint_bytes(spec, dtype)
+    with atomic_directory(options.out) as directory:
+        if (free := shutil.disk_usage(directory).free) < needed:
+            raise SpecterError(f"{options.out} needs {needed} bytes, {free} are free", "give an out=DIR with more room")
+        (directory / "config.json").write_text(json.dumps(spec.to_config(), indent=2) + "\n")
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress("{task.description}", *columns, console=console) as progress:
+            progress.add_task(f"inflate {spec.name}", total=needed)
+            tensors = ((on_hub(spec.family, name), tensor) for name, tensor in wide.tensors())
+            write_shards(directory, tensors, progress, MAX_SHARD_BYTES)
+    console.print(f"{needed / 1e9:.1f} GB in {time.perf_counter() - start:.1f} s: {options.out}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        run(parse_arguments(Options, sys.argv[1:] if arguments is None else arguments), Console(stderr=True))
+    except SpecterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

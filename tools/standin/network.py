@@ -1,0 +1,290 @@
+"""A network of any family for training: weights stacked over layers, routed experts as one tensor per layer.
+
+Same function as transformers' models (checked in tests/tools_standin), written so that a whole training step is a few
+hundred kernels of static shape: it fits one CUDA graph and is not launch-bound.
+
+Dims: B sequences of T tokens, D hidden, F expert intermediate, E experts, L layers, V vocabulary (docs/structure.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specter.models.batched import causal_attention, gated
+from specter.models.elementwise import norm
+from specter.models.rope import rotary_table
+from specter.models.routing import sparsemixer
+from specter.models.spec import ModelSpec
+
+Weights = dict[str, Tensor]  # fp32, stacked over the layers that have them: [L or L_dense or L_moe, ...]
+Experts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+ROUTED = ("gate_up", "down")  # what the draft keeps in INT4
+
+
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of every stacked weight."""
+    dim = spec.hidden
+    shapes: dict[str, tuple[int, ...]] = {"embed": (spec.vocab, dim), "norm": (dim,), "head": (spec.vocab, dim)}
+    shapes |= {"norm_bias": (dim,)} if spec.layer_norm else {}
+    shapes |= {"head_bias": (spec.vocab,)} if spec.head_bias else {}
+    groups = (
+        (spec.num_layers, attention_shapes(spec)),
+        (spec.num_dense_layers, dense_shapes(spec)),
+        (spec.num_moe_layers, moe_shapes(spec)),
+    )
+    return shapes | {name: (layers, *shape) for layers, group in groups for name, shape in group.items()}
+
+
+def attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """What every layer has, for one of them."""
+    dim, width = spec.hidden, spec.num_kv_heads * spec.rope_dim
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm": (dim,), "q": (spec.num_heads * spec.qk_dim, dim)}
+    if spec.is_latent:
+        shapes |= {"kv_a": (spec.kv_lora + spec.rope_dim, dim), "kv_norm": (spec.kv_lora,)}
+        shapes |= {"kv_b": (spec.num_heads * (spec.nope_dim + spec.v_dim), spec.kv_lora)}
+    else:
+        shapes |= {"k": (width, dim), "v": (width, dim)}
+    shapes |= {f"{name}_bias": shapes[name][:1] for name in "qkv"} if spec.qkv_bias else {}
+    shapes |= {"o": (dim, spec.num_heads * spec.v_dim), "mlp_norm": (dim,)}
+    shapes |= {"o_bias": (dim,)} if spec.o_bias else {}
+    return shapes | ({"attn_norm_bias": (dim,), "mlp_norm_bias": (dim,)} if spec.layer_norm else {})
+
+
+def dense_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """What a dense layer has besides; nothing where the model has none."""
+    return _mlp_shapes("dense", spec.hidden, spec.dense_inter) if spec.num_dense_layers else {}
+
+
+def moe_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """What a MoE layer has besides."""
+    dim, inter = spec.hidden, spec.expert_inter
+    shapes: dict[str, tuple[int, ...]] = {"router": (spec.num_experts, dim)}
+    shapes |= _mlp_shapes("shared", dim, spec.shared_inter) if spec.shared_inter else {}
+    shapes |= {"shared_sigmoid": (1, dim)} if spec.shared_gate else {}
+    return shapes | {"gate_up": (spec.num_experts, 2 * inter, dim), "down": (spec.num_experts, dim, inter)}
+
+
+def _mlp_shapes(prefix: str, dim: int, inter: int) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}_gate": (inter, dim), f"{prefix}_up": (inter, dim), f"{prefix}_down": (dim, inter)}
+
+
+def init_weights(spec: ModelSpec, seed: int, device: str = "cpu") -> Weights:
+    """Random fp32 weights; whatever writes to the residual stream starts small (1 / sqrt(2 L))."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weights: Weights = {}
+    for name, shape in weight_shapes(spec).items():
+        if name.endswith("bias") or "norm" in name:
+            weights[name] = torch.full(shape, 0.0 if name.endswith("bias") else 1.0, device=device)
+            continue
+        std = {"embed": 0.5, "head": 0.04, "router": 0.06}.get(name, 0.7 / math.sqrt(shape[-1]))
+        if name == "o" or name.endswith("down"):
+            std /= math.sqrt(2 * spec.num_layers)
+        weights[name] = torch.randn(shape, generator=generator, device=device) * std
+    return weights
+
+
+class MoeOutput(NamedTuple):
+    """x [B, T, D] fp32; ids [B * T, k] of the chosen experts, unordered; balance: the load loss, 1 at best."""
+
+    x: Tensor
+    ids: Tensor
+    balance: Tensor
+
+
+class NetworkOutput(NamedTuple):
+    """hidden [B, T, D] after the last norm; ids [L_moe, B * T, k]; balance: mean load loss of the MoE layers."""
+
+    hidden: Tensor
+    ids: Tensor
+    balance: Tensor
+
+
+def experts_dense(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """All experts for all tokens, the unselected ones weighted 0: E/k times the arithmetic, but three plain products.
+
+    h [T, D]; gains, ids [T, k]; gate_up [E, 2F, D]; down [E, D, F]; returns [T, D].
+    """
+    num_experts, dim, inter = down.shape
+    mix = torch.zeros(len(h), num_experts, dtype=h.dtype, device=h.device).scatter(1, ids, gains.to(h.dtype))
+    both = (h @ gate_up.flatten(0, 1).T).view(-1, num_experts, 2, inter)
+    act = F.silu(both[:, :, 0]) * both[:, :, 1] * mix[..., None]
+    return act.flatten(1) @ down.transpose(1, 2).reshape(num_experts * inter, dim)
+
+
+class _Permute(torch.autograd.Function):
+    """Rows in a given order; the backward pass gathers too, where plain indexing would scatter with atomics."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(inverse)
+        return rows[order]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+        (inverse,) = ctx.saved_tensors
+        return grad[inverse], None, None
+
+
+def experts_grouped(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Only the selected experts: rows sorted by expert, two grouped products. Shapes as in `experts_dense`."""
+    num_rows, top_k = ids.shape
+    num_experts, dim, inter = down.shape
+    ordered, order = ids.flatten().to(torch.uint8).sort(stable=True)
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    bounds = torch.arange(num_experts, device=h.device, dtype=torch.int32)
+    ends = torch.searchsorted(ordered.int(), bounds, right=True, out_int32=True)
+    rows = _Permute.apply(h[:, None].expand(num_rows, top_k, dim).reshape(-1, dim), order, inverse)
+    both = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends)
+    act = F.silu(both[:, :inter]) * both[:, inter:]
+    out = _Permute.apply(F.grouped_mm(act, down.transpose(1, 2), offs=ends), inverse, order)
+    return (out.view(num_rows, top_k, dim) * gains[..., None].to(out.dtype)).sum(1)
+
+
+def train_route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """What `route` answers (weights and ids [rows, k]), with a gradient for the router wherever it decides.
+
+    Sparsemixer's weight is exactly 1 as soon as no other expert is within the mask, which would teach the router
+    nothing: the gradient is that of its two softmaxes without the mask.
+    """
+    if spec.router_jitter > 0:
+        gains, ids = sparsemixer(logits, spec.router_jitter)
+        first, second = ids.split(1, dim=1)
+        others = logits.scatter(1, first, float("-inf"))
+        soft = torch.cat((logits.softmax(-1).gather(1, first), others.softmax(-1).gather(1, second)), dim=1)
+        return gains.detach() + soft - soft.detach(), ids
+    gains, ids = logits.softmax(-1).topk(spec.top_k, dim=-1)
+    if spec.norm_top_k:
+        gains = gains / gains.sum(-1, keepdim=True)
+    return gains * spec.routed_scaling, ids
+
+
+class Network:
+    """The forward pass over working copies of the weights (matrices in the compute type, norms and routers fp32).
+
+    Args:
+        spec: the model.
+        num_positions: T of every batch.
+        experts: `experts_dense` or `experts_grouped`.
+        compiled: fuse each kind of layer with torch.compile (one compilation serves all layers).
+    """
+
+    def __init__(
+        self, spec: ModelSpec, num_positions: int, device: str, experts: Experts = experts_dense, compiled: bool = False
+    ) -> None:
+        self.spec = spec
+        self._experts = experts
+        self._attention, self._dense, self._moe = (
+            tuple(shapes(spec)) for shapes in (attention_shapes, dense_shapes, moe_shapes)
+        )
+        cos, sin = rotary_table(spec, num_positions)
+        self._cos, self._sin = cos.to(device), sin.to(device)
+        wrap: Callable = torch.compile if compiled else lambda function: function
+        self._dense_layer, self._moe_layer = wrap(self._run_dense_layer), wrap(self._run_moe_layer)
+        self.head_loss, self.head_losses = wrap(self._run_head_loss), wrap(self._run_head_losses)
+
+    def __call__(self, work: Weights, tokens: Tensor) -> NetworkOutput:
+        """tokens int64 [B, T]; the norm before lm_head is applied."""
+        # index_select, not F.embedding: its backward pass needs no host synchronisation, so it can be captured.
+        x = work["embed"].index_select(0, tokens.flatten()).view(*tokens.shape, -1).float()
+        attention, dense, moe = (_by_layer(work, names) for names in (self._attention, self._dense, self._moe))
+        routing, balance = [], []
+        for layer in range(self.spec.num_layers):
+            if layer < len(dense):
+                x = self._dense_layer(x, attention[layer], dense[layer])
+            else:
+                out = self._moe_layer(x, attention[layer], moe[layer - len(dense)])
+                x = out.x
+                routing.append(out.ids)
+                balance.append(out.balance)
+        hidden = norm(self.spec, x, work["norm"], work.get("norm_bias"))
+        return NetworkOutput(hidden, torch.stack(routing), torch.stack(balance).mean())
+
+    def logits(self, work: Weights, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """fp32 logits [B, T, V] and routing [L_moe, B * T, k]."""
+        out = self(work, tokens)
+        return _head(out.hidden, work["head"], work.get("head_bias")), out.ids
+
+    def _run_head_loss(self, hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        return F.cross_entropy(_head(hidden, head, bias).flatten(0, 1), targets.flatten())
+
+    def _run_head_losses(
+        self, hidden: Tensor, noisy: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of `hidden`, and the KL divergence of what `noisy` predicts from it (its own side fixed)."""
+        log_probs = _head(hidden, head, bias).log_softmax(-1)
+        noisy_log_probs = _head(noisy, head, bias).log_softmax(-1)
+        cross_entropy = F.nll_loss(log_probs.flatten(0, 1), targets.flatten())
+        fixed = log_probs.detach()
+        return cross_entropy, (fixed.exp() * (fixed - noisy_log_probs)).sum(-1).mean()
+
+    def _run_dense_layer(self, x: Tensor, attention: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Tensor:
+        x, h = self._attend(x, attention)
+        return x + gated(h, *weights).float()
+
+    def _run_moe_layer(self, x: Tensor, attention: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> MoeOutput:
+        named = dict(zip(self._moe, weights, strict=True))
+        x, h = self._attend(x, attention)
+        rows = h.flatten(0, 1)
+        logits = F.linear(rows.float(), named["router"])
+        probs = logits.softmax(-1)
+        gains, ids = train_route(self.spec, logits)
+        with torch.no_grad():
+            load = torch.zeros_like(probs).scatter(1, ids, 1.0).mean(0) / self.spec.top_k
+        balance = self.spec.num_experts * (load * probs.mean(0)).sum()
+        x = x + self._experts(rows, gains, ids, named["gate_up"], named["down"]).view_as(h).float()
+        if self.spec.shared_inter:
+            shared = gated(h, named["shared_gate"], named["shared_up"], named["shared_down"])
+            if self.spec.shared_gate:
+                shared = shared * F.linear(h, named["shared_sigmoid"]).sigmoid()
+            x = x + shared.float()
+        return MoeOutput(x, ids, balance)
+
+    def _attend(self, x: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Adds attention to the residual x [B, T, D] fp32; returns it and its normed copy for the MLP."""
+        named = dict(zip(self._attention, weights, strict=True))
+        h = norm(self.spec, x, named["attn_norm"], named.get("attn_norm_bias")).to(named["q"].dtype)
+        x = x + causal_attention(self.spec, named, h, self._cos, self._sin).float()
+        return x, norm(self.spec, x, named["mlp_norm"], named.get("mlp_norm_bias")).to(h.dtype)
+
+
+def _head(hidden: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(hidden.to(head.dtype), head, bias).float()
+
+
+def _by_layer(work: Weights, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(work[name].unbind(0) for name in names), strict=True))
+
+
+def int4_step(weight: Tensor) -> Tensor:
+    """Step of symmetric INT4 rounding with one group per row, [..., 1]: 16 levels, -8 … 7, span the row."""
+    return (weight.abs().amax(-1, keepdim=True) / 7.5).clamp(min=1e-8)
+
+
+def round_to_int4(weight: Tensor) -> Tensor:
+    """Round-to-nearest INT4 and back, one group per row; the stand-ins' measuring draft."""
+    step = int4_step(weight)
+    return (weight / step).round().clamp(-8, 7) * step
+
+
+def working_copy(weights: Weights, dtype: torch.dtype) -> Weights:
+    """Weights in the compute type (norms and routers stay fp32), differentiable."""
+    return {
+        name: weight if "norm" in name or name == "router" else weight.to(dtype) for name, weight in weights.items()
+    }
+
+
+def noisy_experts(weights: Weights, dtype: torch.dtype) -> Weights:
+    """The routed experts' weights with fresh uniform noise of one INT4 step, differentiable."""
+    noisy: Weights = {}
+    for name in ROUTED:
+        with torch.no_grad():
+            noise = (torch.rand_like(weights[name]) - 0.5) * int4_step(weights[name])
+        noisy[name] = (weights[name] + noise).to(dtype)
+    return noisy

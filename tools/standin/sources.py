@@ -1,0 +1,207 @@
+"""Where the stand-ins' training text comes from: named Debian packages and CPython's own library.
+
+Evaluation prompts (GSM8K, HumanEval) never come from here. Only plain text is taken from a package; nothing in
+it is run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import re
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from specter.errors import SpecterError
+
+MIN_DOCUMENT_CHARS = 400
+_DROPPED_HTML = re.compile(r"<(script|style|head|nav|header|footer)\b.*?</\1>", re.S | re.I)
+_BLOCK_TAG = re.compile(r"</?(p|div|li|ul|ol|tr|table|h[1-6]|pre|br|dt|dd|section|item|steps|title|note)\b[^>]*>", re.I)
+_TAG = re.compile(r"<[^>]+>")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Debian package: which of its files (a glob below its root) hold text, and how to read them."""
+
+    package: str
+    pattern: str
+    kind: str = "plain"
+    max_chars: int = 12_000_000  # so that no single manual dominates
+
+
+CAMPAIGNS = ("did", "dm", "dw", "ei", "httt", "l", "low", "nr", "sof", "sota", "sotbe", "thot", "trow", "tsg", "utbs")
+
+SOURCES = (
+    # English prose
+    Source("anarchism", "usr/share/doc/anarchism/html/*.html", "html"),
+    Source("debian-handbook", "usr/share/doc/debian-handbook/html/en-US/*.html", "html"),
+    Source("debian-reference-en", "usr/share/debian-reference/*.en.html", "html"),
+    Source("developers-reference", "usr/share/developers-reference/*.html", "html"),
+    Source("debian-policy", "usr/share/doc/debian-policy/policy.html/*.html", "html"),
+    Source("debian-faq", "usr/share/doc/debian/FAQ/*.html", "html"),
+    Source("aptitude-doc-en", "usr/share/doc/aptitude/html/en/*.html", "html"),
+    Source("installation-guide-amd64", "usr/share/doc/installation-guide-amd64/en/*.html", "html"),
+    Source("debian-edu-doc-en", "usr/share/doc/debian-edu-doc-en/**/*.html", "html"),
+    Source("gnome-user-docs", "usr/share/help/C/**/*.page", "html"),
+    Source("libreoffice-help-en-us", "usr/share/libreoffice/help/en-US/**/*.html", "html"),
+    Source("jargon-text", "usr/share/doc/jargon-text/jargon.txt.gz", "entries"),
+    Source("dict-foldoc", "usr/share/dictd/foldoc.dict.dz", "entries"),
+    Source("dict-gcide", "usr/share/dictd/gcide.dict.dz", "entries", 16_000_000),
+    Source("dict-devil", "usr/share/dictd/devil.dict.dz", "entries"),
+    Source("wordnet-base", "usr/share/wordnet/data.*", "glosses"),
+    Source("fortunes", "usr/share/games/fortunes/*", "fortunes"),
+    *(
+        Source(f"wesnoth-1.16-{campaign}", "usr/share/games/wesnoth/1.16/data/campaigns/**/*.cfg", "dialogue")
+        for campaign in CAMPAIGNS
+    ),
+    # manuals, questions and answers, mathematics
+    Source("linux-doc-6.1", "usr/share/doc/linux-doc-6.1/**/*.rst.gz", "plain", 22_000_000),
+    Source("python3.11-doc", "usr/share/doc/python3.11/html/_sources/**/*.rst.txt", "plain", 14_000_000),
+    Source("perl-doc", "usr/share/perl/5.36.0/pod/*.pod", "plain"),
+    Source("git-doc", "usr/share/doc/git-doc/**/*.txt"),
+    Source("postgresql-doc-15", "usr/share/doc/postgresql-doc-15/html/*.html", "html"),
+    Source("apache2-doc", "usr/share/doc/apache2-doc/manual/en/**/*.html", "html"),
+    Source("vim-doc", "usr/share/doc/vim/html/*.html", "html"),
+    Source("sqlite3-doc", "usr/share/doc/sqlite3/**/*.html", "html"),
+    Source("python-django-doc", "usr/share/doc/python-django-doc/html/**/*.html", "html"),
+    Source("python-sqlalchemy-doc", "usr/share/doc/python-sqlalchemy-doc/html/**/*.html", "html"),
+    Source("python-jinja2-doc", "usr/share/doc/python-jinja2-doc/html/**/*.html", "html"),
+    Source("python-sympy-doc", "usr/share/doc/python-sympy-doc/html/**/*.html", "html"),
+    Source("cmake-doc", "usr/share/doc/cmake-data/html/**/*.html", "html"),
+    Source("rust-doc", "usr/share/doc/rust-doc/html/book/*.html", "html"),
+    Source("octave-doc", "usr/share/doc/octave/octave.html/*.html", "html"),
+    Source("maxima-doc", "usr/share/doc/maxima-doc/html/*.html", "html"),
+    Source("r-doc-html", "usr/share/R/doc/manual/*.html", "html"),
+    Source("bash-doc", "usr/share/doc/bash-doc/*.html", "html"),
+    Source("zsh-doc", "usr/share/doc/zsh-common/html/*.html", "html"),
+)
+
+
+def strip_markup(text: str) -> str:
+    """The readable text of an HTML or Mallard page."""
+    text = _DROPPED_HTML.sub("", text)
+    text = _TAG.sub("", _BLOCK_TAG.sub("\n", text))
+    text = html.unescape(text).replace("\xa0", " ")
+    return re.sub(r"\n\s*\n+", "\n\n", text).strip()
+
+
+def is_english(text: str) -> bool:
+    """True where common English words make up 8 % or more of the words and nearly all characters are ASCII."""
+    words = re.findall(r"[A-Za-z]+", text[:20000].lower())
+    common = sum(word in {"the", "of", "to", "a", "and", "is", "in", "that", "for", "it"} for word in words)
+    return len(words) > 40 and common >= 0.08 * len(words) and _ascii_share(text) > 0.97
+
+
+def _ascii_share(text: str) -> float:
+    head = text[:20000]
+    return sum(character < "\x80" for character in head) / max(len(head), 1)
+
+
+def _grouped(pieces: list[str], separator: str = "\n\n", size: int = 6000) -> Iterator[str]:
+    """Short pieces joined to documents of about `size` characters."""
+    group: list[str] = []
+    length = 0
+    for piece in pieces:
+        group.append(piece)
+        length += len(piece)
+        if length >= size:
+            yield separator.join(group)
+            group, length = [], 0
+    if group:
+        yield separator.join(group)
+
+
+def _html(text: str) -> Iterator[str]:
+    plain = strip_markup(text)
+    if is_english(plain):
+        yield plain
+
+
+def _entries(text: str) -> Iterator[str]:
+    return _grouped([text[start : start + 6000] for start in range(0, len(text), 6000)])
+
+
+def _glosses(text: str) -> Iterator[str]:
+    lines = [line for line in text.splitlines() if " | " in line]
+    pieces = []
+    for line in lines:
+        words, gloss = line.split(" | ", 1)
+        pieces.append(f"{words.split()[4].replace('_', ' ')}: {gloss.strip()}.")
+    return _grouped(pieces, "\n")
+
+
+def _dialogue(text: str) -> Iterator[str]:
+    lines = [re.sub(r"<[^>]+>|\^", "", line) for line in re.findall(r'_\s*"([^"]+)"', text)]
+    return _grouped([line for line in lines if len(line) > 30])
+
+
+_READERS: dict[str, Callable[[str], Iterator[str]]] = {
+    "plain": lambda text: iter([text]),
+    "html": _html,
+    "entries": _entries,
+    "glosses": _glosses,
+    "dialogue": _dialogue,
+    "fortunes": lambda text: _grouped(re.split(r"\n%\n", text)),
+}
+
+
+def _read(path: Path) -> str:
+    raw = path.read_bytes()
+    if path.suffix in (".gz", ".dz"):
+        raw = gzip.decompress(raw)
+    return raw.decode("utf-8", errors="ignore").replace("\r\n", "\n")
+
+
+def read_source(source: Source, root: Path) -> Iterator[str]:
+    """Documents of one unpacked package, in path order, up to the source's limit.
+
+    Raises:
+        SpecterError: the pattern matches no file (the package changed its layout).
+    """
+    paths = sorted(path for path in root.glob(source.pattern) if path.is_file() and path.suffix not in (".dat", ".u8"))
+    if not paths:
+        raise SpecterError(
+            f"{source.package}: no file matches {source.pattern}", "adapt its entry in tools/standin/sources.py"
+        )
+    taken = 0
+    for path in paths:
+        for document in _READERS[source.kind](_read(path)):
+            if len(document) < MIN_DOCUMENT_CHARS:
+                continue
+            taken += len(document)
+            if taken > source.max_chars:
+                return
+            yield document
+
+
+def read_python_library() -> Iterator[str]:
+    """The running CPython's standard library, without tests and tables."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.glob("**/*.py")):
+        parts = path.relative_to(root).parts
+        if {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data"}.isdisjoint(parts):
+            yield path.read_text(errors="ignore")
+
+
+def fetch_package(package: str, folder: Path) -> Path:
+    """Downloads a package with apt (nothing is installed); returns the .deb.
+
+    Raises:
+        SpecterError: apt is missing or does not know the package.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = sorted(folder.glob(f"{package}_*.deb"))
+    if not found:
+        try:
+            subprocess.run(["apt-get", "download", "-q", package], cwd=folder, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SpecterError(
+                f"cannot download the Debian package {package}: {error}",
+                "run on Debian 12 (or a container of it) after `apt-get update`",
+            ) from None
+        found = sorted(folder.glob(f"{package}_*.deb"))
+    return found[-1]
