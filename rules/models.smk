@@ -4,7 +4,7 @@
 rule preflight:
     # Refuses a scale that this machine cannot run, before anything large starts.
     input:
-        code("harness/preflight.py"),
+        code("harness/jobs/preflight.py"),
     output:
         "results/{scale}/preflight.json",
     priority: 100  # `quantize` knows of no scale, and would otherwise run before it
@@ -16,7 +16,7 @@ rule preflight:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.preflight --scale {wildcards.scale} --out {output} > {log}"
+        "python -m harness.jobs.preflight --scale {wildcards.scale} --out {output} > {log}"
 
 
 rule quantize:
@@ -48,7 +48,7 @@ rule probe:
     input:
         checkpoint,
         quantized,
-        code(*plan.LIVE_CODE, "specter/probes/*.py", "harness/probe.py"),
+        code(*plan.LIVE_CODE, "specter/probes/*.py", "harness/jobs/probe.py"),
         "data/prompts/heldout.jsonl",
         tokenizer,
         manifests=lambda wildcards: manifests(wildcards, "main"),
@@ -62,7 +62,7 @@ rule probe:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.probe {input.manifests} --scale {wildcards.scale} --model {wildcards.model} "
+        "python -m harness.jobs.probe {input.manifests} --scale {wildcards.scale} --model {wildcards.model} "
         "--out {output} > {log}"
 
 
@@ -75,7 +75,7 @@ rule fidelity:
             "specter/models/*.py",
             "specter/quantize/*.py",
             "specter/probes/fidelity.py",
-            "harness/fidelity.py",
+            "harness/jobs/fidelity.py",
         ),
         tokenizer,
         manifests=lambda wildcards: (
@@ -92,5 +92,5 @@ rule fidelity:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.fidelity model={wildcards.model} probe={wildcards.scale} out={output} "
+        "python -m harness.jobs.fidelity model={wildcards.model} probe={wildcards.scale} out={output} "
         "manifests=[{params.manifests}] threads={threads} > {log}"

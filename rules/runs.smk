@@ -10,7 +10,7 @@ rule record:
         rules.preflight.output,
         prompts,
         tokenizer,
-        code(*plan.LIVE_CODE, "harness/record.py"),
+        code(*plan.LIVE_CODE, "harness/jobs/record.py"),
     output:
         "results/{scale}/manifests/{experiment}/{model}/{dataset}.json",
     params:
@@ -24,14 +24,14 @@ rule record:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.record --scale {wildcards.scale} --experiment {wildcards.experiment} "
+        "python -m harness.jobs.record --scale {wildcards.scale} --experiment {wildcards.experiment} "
         "--model {wildcards.model} --dataset {wildcards.dataset} --out {output} > {log}"
 
 
 rule replay:
     # Every system, budget, K and machine of one experiment, through the engine itself.
     input:
-        code("harness/replay.py", *REPLAY_CODE),
+        code("harness/jobs/replay.py", *REPLAY_CODE),
         manifest=rules.record.output,
     output:
         directory("results/{scale}/{experiment}/{model}/{dataset}"),
@@ -46,7 +46,7 @@ rule replay:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.replay {input.manifest} --scale {wildcards.scale} --experiment {wildcards.experiment} "
+        "python -m harness.jobs.replay {input.manifest} --scale {wildcards.scale} --experiment {wildcards.experiment} "
         "--model {wildcards.model} --dataset {wildcards.dataset} --out {output} > {log}"
 
 
@@ -59,7 +59,7 @@ rule measure:
         rules.preflight.output,
         prompts,
         tokenizer,
-        code("specter/**/*.py", "baselines/*.py", "harness/measure.py"),
+        code("specter/**/*.py", "baselines/*.py", "harness/jobs/measure.py"),
     output:
         runs=directory("results/{scale}/{experiment}/{model}/{dataset}"),
         manifest="results/{scale}/manifests/{experiment}/{model}/{dataset}.json",
@@ -74,14 +74,14 @@ rule measure:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: workflow.cores
     shell:
-        "python -m harness.measure --scale {wildcards.scale} --experiment {wildcards.experiment} "
+        "python -m harness.jobs.measure --scale {wildcards.scale} --experiment {wildcards.experiment} "
         "--model {wildcards.model} --dataset {wildcards.dataset} --out {output.runs} --manifest {output.manifest} > {log}"
 
 
 rule live_check:
     # A sample of the main experiment's runs, live: their records must equal the replays' byte for byte.
     input:
-        code("harness/live_check.py"),
+        code("harness/jobs/live_check.py"),
         replays=lambda wildcards: replays(wildcards.scale, "main", wildcards.model),
     output:
         "results/{scale}/live_check/{model}.json",
@@ -93,13 +93,13 @@ rule live_check:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.live_check {input.replays} --num-checks {params.num_checks} --out {output} > {log}"
+        "python -m harness.jobs.live_check {input.replays} --num-checks {params.num_checks} --out {output} > {log}"
 
 
 rule tidy:
     # One row per run.
     input:
-        code("harness/tidy.py"),
+        code("harness/jobs/tidy.py"),
         replays=lambda wildcards: replays(wildcards.scale, wildcards.experiment),
     output:
         "results/{scale}/tidy/{experiment}.parquet",
@@ -111,13 +111,13 @@ rule tidy:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.tidy {input.replays} --out {output} > {log}"
+        "python -m harness.jobs.tidy {input.replays} --out {output} > {log}"
 
 
 rule decompose:
     # Where the speed-up over each rival comes from: more replays of the experiment `rivals`.
     input:
-        code("harness/decompose.py", *REPLAY_CODE),
+        code("harness/jobs/decompose.py", *REPLAY_CODE),
         manifest="results/{scale}/manifests/rivals/{model}/{dataset}.json",
     output:
         "results/{scale}/decomposition/{model}/{dataset}.parquet",
@@ -129,7 +129,7 @@ rule decompose:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.decompose {input.manifest} --scale {wildcards.scale} --model {wildcards.model} "
+        "python -m harness.jobs.decompose {input.manifest} --scale {wildcards.scale} --model {wildcards.model} "
         "--dataset {wildcards.dataset} --out {output} > {log}"
 
 
@@ -139,7 +139,7 @@ rule offload:
         checkpoint,
         rules.preflight.output,
         tokenizer,
-        code(*plan.LIVE_CODE, "baselines/transformers_offload.py", "bench/eager.py", "harness/offload.py"),
+        code(*plan.LIVE_CODE, "baselines/transformers_offload.py", "bench/eager.py", "harness/jobs/offload.py"),
     output:
         "results/{scale}/transformers_offload/{model}.parquet",
     log:
@@ -148,12 +148,12 @@ rule offload:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.offload --model {wildcards.model} --out {output} > {log}"
+        "python -m harness.jobs.offload --model {wildcards.model} --out {output} > {log}"
 
 
 use rule tidy as tidy_probe with:
     input:
-        code("harness/tidy.py"),
+        code("harness/jobs/tidy.py"),
         replays=lambda wildcards: of_models(wildcards.scale, wildcards.probe),
     output:
         "results/{scale}/tidy/{probe}.parquet",
@@ -166,7 +166,7 @@ use rule tidy as tidy_probe with:
 
 use rule tidy as tidy_decomposition with:
     input:
-        code("harness/tidy.py"),
+        code("harness/jobs/tidy.py"),
         replays=lambda wildcards: [
             f"results/{wildcards.scale}/decomposition/{model}/{dataset}.parquet"
             for model in scales.load_scale(wildcards.scale).models_of("decomposition")
@@ -182,7 +182,7 @@ use rule tidy as tidy_decomposition with:
 
 use rule tidy as tidy_offload with:
     input:
-        code("harness/tidy.py"),
+        code("harness/jobs/tidy.py"),
         replays=lambda wildcards: of_models(wildcards.scale, "transformers_offload"),
     output:
         "results/{scale}/tidy/transformers_offload.parquet",

@@ -110,7 +110,7 @@ def build_int4(method: str, group: int, min_tokens: int) -> Rtn | Gptq | Awq:
     if method in BLOCK_METHODS:
         raise SpecterError(
             f"method={method} makes no draft: its blocks are for the fidelity study only",
-            f"use {known}, or python -m harness.fidelity for the study",
+            f"use {known}, or python -m harness.jobs.fidelity for the study",
         )
     raise SpecterError(f"method={method} is unknown", f"use {known}")
 

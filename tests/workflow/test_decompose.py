@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from harness.decompose import explain, rows, without_overhead
+from harness.jobs.decompose import explain, rows, without_overhead
 from harness.plan import compose, decomposition_plan
 from specter.config import RunConfig
 from specter.memory import DoesNotFit

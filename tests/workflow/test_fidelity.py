@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from harness import figures, scales, tables
 from harness.drawing import save
-from harness.fidelity import FidelityConfig, Request, from_values, measure, rows, side_by_side
+from harness.jobs.fidelity import FidelityConfig, Request, from_values, measure, rows, side_by_side
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
 from specter.models.cpu.live import LiveModel

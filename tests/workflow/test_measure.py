@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness import charge, preflight, scales
-from harness.measure import Runs, check_lossless, entries, measure, publish, slots_of
+from harness import scales
+from harness.jobs import charge, preflight
+from harness.jobs.measure import Runs, check_lossless, entries, measure, publish, slots_of
+from harness.jobs.tidy import gather
 from harness.plan import Live, compose, matrix
 from harness.recordings import RECORDING
-from harness.tidy import gather
 from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.models.cpu.live import LiveModel
@@ -144,7 +145,7 @@ def test_another_text_is_another_run(
     live: LiveModel, configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(configs, Runner(live), tmp_path)
-    monkeypatch.setattr("harness.measure.warmup_text", lambda: "Another warm-up, of other words than before.")
+    monkeypatch.setattr("harness.jobs.measure.warmup_text", lambda: "Another warm-up, of other words than before.")
     again = Runner(live)
     run(configs, again, tmp_path)
     assert len(again.names) == 5

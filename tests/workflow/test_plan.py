@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import figures, plan, scales, tables
-from harness.live_check import sample
+from harness.jobs.live_check import sample
 from specter.errors import SpecterError
 from specter.results import run_id
 

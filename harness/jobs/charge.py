@@ -1,8 +1,8 @@
 """What the virtual clock charges for runs that were measured: how wrong it is, run by run.
 
-Replays the recordings that `harness.measure` leaves beside its runs, on the virtual clock and the same machine's file:
+Replays the recordings that `harness.jobs.measure` leaves beside its runs, by the virtual clock of the same machine:
 
-    python -m harness.charge results/standin/main/deepseek_v2_lite/* --out data/reference/h200/clock.json
+    python -m harness.jobs.charge results/standin/main/deepseek_v2_lite/* --out data/reference/h200/clock.json
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 At a scale on the device clock this takes the place of recording and replaying. Each run is kept as it ends, under a
 name of everything that decides it, so that a killed job goes on where it was and experiments share their runs.
-Recordings lie beside the runs: the probes read them, and `harness.charge` replays them on the virtual clock.
+Recordings lie beside the runs: the probes read them, and `harness.jobs.charge` replays them on the virtual clock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from bench.report import files_digest, provenance
-from harness import preflight
-from harness.jobs import progress_bar, run_job, steps, write_whole
+from harness.jobs import preflight, progress_bar, run_job, steps, write_whole
+from harness.jobs.replay import by_recording
 from harness.plan import Live, live_of, matrix
 from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
-from harness.replay import by_recording
 from harness.scales import load_scale
 from specter.build import build_costs, check_paths
 from specter.config import RunConfig, to_yaml

@@ -1,4 +1,4 @@
-"""Routing fidelity by method and precision, as one long table: `python -m harness.fidelity model=... probe=...`.
+"""Routing fidelity by method and precision, as one long table: `python -m harness.jobs.fidelity model=... probe=...`.
 
 Rows have a `quantity`: per request and MoE layer `set_match`, `order_match` and `same_set`; per request `agreement` (of
 the most probable next tokens: greedy acceptance on a given text); and, over all requests and layers of a method, set
@@ -270,7 +270,7 @@ def from_values(values: Any) -> FidelityConfig:
     return config
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="fidelity")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="fidelity")
 def main(values: DictConfig) -> None:
     try:
         config = from_values(values)
