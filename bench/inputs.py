@@ -11,8 +11,10 @@ from typing import cast, get_args
 from rich.console import Console
 
 from bench.agreement import load_prompts
-from bench.report import Report, files_digest, provenance
+from bench.report import Report
+from specter import provenance
 from specter.errors import SpecterError
+from specter.files import files_digest
 from specter.models.cuda.full_size import FullSize, load_full_size
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import Pin
@@ -53,7 +55,7 @@ class Inputs:
             "int4_sha256": files_digest(self.quantized, "*.safetensors", "*config.json"),
             "pin": self.pin,
         }
-        return Report(out, provenance(budget.device, self.commit, **inputs))
+        return Report(out, provenance.of_device(budget.device, self.commit, **inputs))
 
 
 def run_section(name: str, measure: Callable[[], None], report: Report, console: Console) -> None:

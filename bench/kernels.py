@@ -17,9 +17,10 @@ import torch
 from rich.console import Console
 
 from bench.inputs import Inputs, run_section
-from bench.report import Report, provenance
+from bench.report import Report
 from bench.resident import NUM_PROMPTS, PROMPT_TOKENS, ResidentBench
 from bench.streaming import StreamingBench
+from specter import provenance
 from specter.arguments import parse_arguments
 from specter.models.cuda.memory import DeviceBudget
 
@@ -73,7 +74,7 @@ def run(options: Options, console: Console) -> Report:
     section("INT4 backends", resident.int4_layer)
     section("transformers eager", resident.eager)
     section("agreement with the narrow model", resident.narrow_agreement)
-    report.facts["clocks after"] = provenance(budget.device, options.commit).get("clocks.sm", "unknown")
+    report.facts["clocks after"] = provenance.of_device(budget.device, options.commit).get("clocks.sm", "unknown")
     report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
     report.skipped["humming backend"] = "optional, not among the dependencies"
     report.write()

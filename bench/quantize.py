@@ -7,7 +7,6 @@ the full-size checkpoint's bytes and the disk decide.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -21,9 +20,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.report import provenance
+from specter import provenance
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.models.checkpoint import Checkpoint
 from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.models.spec import FULL_SIZE
@@ -100,9 +100,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.device == "cuda":
         device = torch.device("cuda")
         report["peak_device_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
-        report["provenance"] = provenance(device, options.commit, checkpoint_sha256=narrow.digest())
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+        report["provenance"] = provenance.of_device(device, options.commit, checkpoint_sha256=narrow.digest())
+    write_json(options.out, report)
     return report
 
 

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-import subprocess
-import time
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from bench.measure import Sample
+from specter.files import write_json
 
-SOURCES = ("specter/**/*.py", "baselines/**/*.py", "conf/**/*.yaml")
-_SMI_FIELDS = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.mem",
-    "clocks.max.sm",
-    "clocks.max.mem",
-    "power.draw",
-    "temperature.gpu",
-)
 _ROW_OPTIONS = ("floor", "goal", "is_rate", "note")
-_PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +79,6 @@ class Report:
         return row
 
     def write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "provenance": self.provenance,
             "summary": self.summary,
@@ -104,7 +86,7 @@ class Report:
             "facts": self.facts,
             "skipped": self.skipped,
         }
-        self.path.write_text(json.dumps(content, indent=1) + "\n")
+        write_json(self.path, content)
 
     def show(self, console: Console) -> None:
         table = Table("measurement", "median", "spread", "n", "floor", "x floor", "goal", "", "note")
@@ -124,51 +106,3 @@ class Report:
         for title, content in (("facts", self.facts), ("summary", self.summary), ("skipped", self.skipped)):
             for key, value in content.items():
                 console.print(f"{title}: {key} = {value}", highlight=False)
-
-
-def provenance(device: torch.device, commit: str, **inputs: str) -> dict[str, Any]:
-    """Where and with what a bench ran. `commit` is read from git if empty; `inputs` are digests of what was run."""
-    record: dict[str, Any] = {
-        "time_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "gpu": torch.cuda.get_device_name(device),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "num_threads": torch.get_num_threads(),
-        "commit": commit or _run("git", "rev-parse", "HEAD") or "unknown",
-        "source_sha256": source_digest(Path(__file__).parents[1]),
-        **{name: package_version(name) for name in _PACKAGES},
-        **inputs,
-    }
-    values = _run("nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader").split(", ")
-    if len(values) == len(_SMI_FIELDS):
-        record |= dict(zip(_SMI_FIELDS, values, strict=True))
-    return record
-
-
-def source_digest(root: Path) -> str:
-    """Which code ran with which settings, commit or not."""
-    return files_digest(root, *SOURCES)
-
-
-def files_digest(root: Path, *patterns: str) -> str:
-    """SHA-256 over names and contents of the files under `root` that match one of the patterns."""
-    total = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        total.update(f"{path.relative_to(root)} {digest}\n".encode())
-    return total.hexdigest()
-
-
-def package_version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"
-
-
-def _run(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

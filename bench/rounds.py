@@ -45,8 +45,9 @@ from bench.cells import (
 from bench.host import host_rows
 from bench.inputs import Inputs, run_section
 from bench.measure import Sample, device_ms
-from bench.report import Report, Row, provenance
+from bench.report import Report, Row
 from bench.resume import Earlier, compare_texts
+from specter import provenance
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.experts.transfer import Mover
@@ -272,7 +273,7 @@ def run(options: Options, console: Console) -> Report:
     budget = DeviceBudget("cuda")
     hardware = load_hardware(options.hardware)
     inputs = {"hardware": dataclasses.asdict(hardware), "num_prompts": options.num_prompts}
-    here = provenance(budget.device, options.commit) | inputs
+    here = provenance.of_device(budget.device, options.commit) | inputs
     Earlier.read(Report(options.out, here), sections)  # refuses before loading
     num_prompts = max(options.num_prompts, options.num_lossless)
     prompts = options.load_prompts(num_prompts, PROMPT_TOKENS)

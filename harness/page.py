@@ -10,8 +10,9 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from harness.jobs import run_job, write_whole
+from harness.jobs import run_job
 from harness.scales import Scale, load_scale
+from specter.files import write_whole
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 

@@ -31,7 +31,8 @@ from harness.frames import (
     titled,
     with_macro,
 )
-from harness.jobs import run_job, write_whole
+from harness.jobs import run_job
+from specter.files import write_whole
 
 
 def _cells(frame: pd.DataFrame) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from specter.errors import SpecterError
+from specter.files import replacing
 from specter.models.base import (
     Choose,
     DraftStep,
@@ -74,10 +75,8 @@ class Recording:
             if one.foreseen is not None:
                 arrays[f"{index}.foreseen"] = one.foreseen
         positions = json.dumps([one.position for one in self.passes])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        save_file(arrays, part, metadata={**self.meta, "positions": positions})
-        part.rename(path)
+        with replacing(path) as part:
+            save_file(arrays, part, metadata={**self.meta, "positions": positions})
 
     @classmethod
     def load(cls, path: Path) -> Recording:

@@ -6,21 +6,17 @@ Nothing here imports torch, which replays do without.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
-import platform
-import subprocess
-import tempfile
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 
+from specter import provenance
 from specter.build import build_costs
 from specter.config import RunConfig, from_values, to_dict, to_yaml
-from specter.errors import SpecterError
+from specter.files import write_json
 from specter.memory import fit
 from specter.metrics import Metrics
 from specter.records import RoundRecord
@@ -47,29 +43,6 @@ def adhoc_directory(config: RunConfig) -> Path:
     values = {key: value for key, value in to_dict(config).items() if key not in ("results", "trace")}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
     return Path(config.results) / f"{run_id(config)}-{digest}"
-
-
-@functools.cache  # a job writes hundreds of runs
-def commit() -> str:
-    """The commit of the working directory; "unknown" without git or outside a repository."""
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    except OSError:
-        return "unknown"
-
-
-def environment(config: RunConfig, notes: dict[str, str]) -> dict[str, str]:
-    """What the run ran on. No times of day, so that the same run leaves the same files."""
-    return {
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "threads": str(config.threads),
-        **notes,
-    }
 
 
 def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict[str, str]) -> None:
@@ -102,21 +75,7 @@ def _write(
 ) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.yaml").write_text(to_yaml(config))
-    (directory / "env.json").write_text(json.dumps(environment(config, notes), indent=1) + "\n")
+    write_json(directory / "env.json", {**provenance.of_host(), "threads": str(config.threads), **notes})
     (directory / "metrics.json").unlink(missing_ok=True)
     (directory / "rounds.jsonl").write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in rounds))
-    part = directory / "metrics.json.part"
-    part.write_text(json.dumps(metrics, indent=1) + "\n")
-    part.rename(directory / "metrics.json")
-
-
-def check_writable(directory: Path) -> None:
-    """Raises SpecterError, before any work, if results cannot be written."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise SpecterError(
-            f"{directory} cannot be written: {error.strerror}", "set results=... to a directory that can"
-        ) from None
+    write_json(directory / "metrics.json", metrics)

@@ -17,6 +17,7 @@ from specter.build import build_costs, check_paths
 from specter.config import RunConfig, from_values
 from specter.engine import check_length
 from specter.errors import SpecterError
+from specter.files import check_writable
 from specter.hub import with_local_paths
 from specter.memory import num_slots
 from specter.models.cpu.live import LiveModel
@@ -24,7 +25,7 @@ from specter.models.rope import check_prompt
 from specter.models.spec import read_spec
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
-from specter.results import adhoc_directory, check_writable, run_id, write_run
+from specter.results import adhoc_directory, run_id, write_run
 from specter.session import OnCommit, RunResult
 
 if TYPE_CHECKING:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
@@ -46,15 +44,3 @@ def steps(items: Sequence[Item], description: str, progress: Progress) -> Iterat
             print(f"{description}: {done}/{len(items)}, about {left:.0f} s left", file=sys.stderr, flush=True)
         yield item
         progress.advance(task)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    part.rename(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_whole(path, json.dumps(value, indent=1) + "\n")

@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.jobs import progress_bar, run_job, steps, write_json
+from harness.jobs import progress_bar, run_job, steps
 from harness.recordings import RECORDING, WARMUP
 from specter.errors import SpecterError
+from specter.files import write_json
+from specter.provenance import MACHINE, merged
 from specter.recording import Recording
 from specter.results import read_config
 from specter.session import replay_input
 
-WHERE = ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256", "checkpoint_digest")
+WHERE = (*MACHINE, "commit", "source_sha256", "checkpoint_digest")
 
 
 def charge(directory: Path) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def provenance(runs: Sequence[Path]) -> dict[str, Any]:
         SpecterError: they are of several machines' files, or of different lengths.
     """
     noted = [json.loads((path / "env.json").read_text()) for path in runs]
-    where: dict[str, Any] = {key: ", ".join(sorted({one.get(key, "unknown") for one in noted})) for key in WHERE}
+    where: dict[str, Any] = {**merged(noted, WHERE)}
     alike = {(config.hardware.name, config.max_new_tokens) for config in map(read_config, runs)}
     if len(alike) > 1:
         raise SpecterError(f"runs of different machines or lengths: {sorted(alike)}", "charge them one by one")

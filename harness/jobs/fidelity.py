@@ -30,6 +30,7 @@ from harness.recordings import read_manifest
 from harness.scales import Probe
 from specter.config import ModelConfig, RunConfig
 from specter.errors import SpecterError
+from specter.files import replacing
 from specter.hub import with_local_paths
 from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
@@ -279,10 +280,8 @@ def main(values: DictConfig) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     out = Path(config.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_suffix(".part")
-    frame.to_parquet(part, index=False)
-    part.rename(out)
+    with replacing(out) as part:
+        frame.to_parquet(part, index=False)
     means = frame.groupby(["method", "quantity"])["value"].mean().unstack()
     pairs = f"{frame['num_requests'].iloc[0]} requests, {frame['num_pairs'].iloc[0]} request-layer pairs"
     print(f"{config.model.name}: {pairs}\n{means[['set_match', 'order_match', 'agreement']].to_string()}")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from harness.jobs import progress_bar, run_job, steps, write_json
+from harness.jobs import progress_bar, run_job, steps
 from specter.config import RunConfig
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.results import read_config, write_run

@@ -22,15 +22,16 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from bench.report import files_digest, provenance
-from harness.jobs import preflight, progress_bar, run_job, steps, write_whole
+from harness.jobs import preflight, progress_bar, run_job, steps
 from harness.jobs.replay import by_recording
 from harness.plan import Live, live_of, matrix
 from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
 from harness.scales import load_scale
+from specter import provenance
 from specter.build import build_costs, check_paths
 from specter.config import RunConfig, to_yaml
 from specter.errors import SpecterError
+from specter.files import files_digest, write_whole
 from specter.memory import DoesNotFit, fit, num_slots
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda.live import PLAIN_CACHED, DeviceLive
@@ -40,8 +41,7 @@ from specter.recording import Recording
 from specter.results import adhoc_directory, run_id, write_misfit, write_run
 from specter.session import RunResult
 
-MACHINE = ("gpu", "driver_version", "torch", "triton")
-NOTED = (*MACHINE, "clocks.max.sm", "clocks.max.mem", "power.draw", "commit", "source_sha256")
+NOTED = (*provenance.MACHINE, "clocks.max.sm", "clocks.max.mem", "power.draw", "commit", "source_sha256")
 Notes = dict[str, str]
 
 
@@ -198,7 +198,7 @@ def publish(runs: Runs, out: Path) -> None:
 
 def origin(config: RunConfig, where: dict[str, Any]) -> str:
     """A name for the device, the code, the packages, the checkpoint and its draft: what measured runs hang on."""
-    kept: Notes = {key: where[key] for key in MACHINE if key in where}
+    kept: Notes = {key: where[key] for key in provenance.MACHINE if key in where}
     kept["code"] = files_digest(Path(), "specter/**/*.py", "baselines/*.py")
     kept["checkpoint"] = Checkpoint.open(config.model.checkpoint).digest()
     kept["draft"] = files_digest(Path(config.model.quantized), "*.safetensors", "*config.json")
@@ -217,7 +217,7 @@ def main() -> None:
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     check_paths(drafting)
     preflight.check_device(load_scale(arguments.scale))
-    where = provenance(DeviceBudget("cuda").device, arguments.commit)
+    where = provenance.of_device(DeviceBudget("cuda").device, arguments.commit)
     name = origin(drafting, where)
     root = Path("results") / arguments.scale / "measured" / arguments.model / name
     runs = Runs.of(configs, load_tokenizer(drafting), root)

@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from harness.jobs import run_job, write_json
+from harness.jobs import run_job
 from harness.plan import compose
 from harness.scales import CONF, Scale, load_scale
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.timeline.hardware import load_hardware
 
 MOST_OF = 0.9  # of its nominal memory is what a driver leaves of a device

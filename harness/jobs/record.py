@@ -7,11 +7,12 @@ import json
 import os
 from pathlib import Path
 
-from harness.jobs import progress_bar, run_job, steps, write_whole
+from harness.jobs import progress_bar, run_job, steps
 from harness.plan import Live, live_of, live_plan
 from harness.recordings import Entry, RecordingStore, Text, manifest_text, texts
 from specter.config import RunConfig
 from specter.errors import SpecterError
+from specter.files import write_whole
 from specter.prompts import load_tokenizer
 from specter.recording import Recording
 

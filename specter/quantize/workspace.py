@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.files import check_free, replacing, write_whole
 from specter.quantize.activations import WalkState
 
 _ORIGIN, _STATES = "origin", "states.safetensors"
-
-
-def check_free(out: Path) -> None:
-    """Raises SpecterError if `out` holds something already."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SpecterError(f"{out} exists already", "remove it or give another out=DIR")
-
-
-@contextmanager
-def atomic_directory(out: Path) -> Iterator[Path]:
-    """A directory to fill that becomes `out` at the end, or leaves no trace.
-
-    Raises:
-        SpecterError: `out` holds something already, or cannot be written.
-    """
-    check_free(out)
-    partial = out.parent / f".{out.name}.partial"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise SpecterError(f"{out} cannot be written ({error.strerror})", "give an out=DIR that is writable") from None
-    try:
-        yield partial
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 class Workspace:
@@ -97,11 +69,10 @@ class Workspace:
         """Keeps one more layer. Its report is written last but one: where it lies, the tensors lie whole."""
         number = len(self.layers)
         save_file(tensors, self.directory / file)
-        self._replace(self._report(number), json.dumps(report).encode())
+        write_whole(self._report(number), json.dumps(report))
         self.layers.append(report)
-        part = self.directory / f"{_STATES}.part"
-        save_file({str(i): x.cpu() for i, x in enumerate(after.states)}, part, metadata={"layer": str(after.layer)})
-        os.replace(part, self.directory / _STATES)
+        with replacing(self.directory / _STATES) as part:
+            save_file({str(i): x.cpu() for i, x in enumerate(after.states)}, part, metadata={"layer": str(after.layer)})
 
     def publish(self) -> None:
         """Makes the workspace the finished directory."""
@@ -116,9 +87,3 @@ class Workspace:
 
     def _report(self, number: int) -> Path:
         return self.directory / f"layer-{number}.json"
-
-    @staticmethod
-    def _replace(path: Path, content: bytes) -> None:
-        part = path.with_suffix(".part")
-        part.write_bytes(content)
-        os.replace(part, path)

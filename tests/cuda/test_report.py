@@ -16,7 +16,7 @@ from bench.floors import StepBytes, ms_at
 from bench.inputs import Inputs
 from bench.kernels import SUMMARY_KEYS
 from bench.measure import Sample, share
-from bench.report import SOURCES, Report, Row, provenance, source_digest
+from bench.report import Report, Row
 from specter.models.cuda.full_size import FullSize
 from specter.models.spec import DEEPSEEK_V2_LITE
 
@@ -56,24 +56,6 @@ def test_the_file_holds_what_the_table_shows(tmp_path: Path) -> None:
     console = Console(width=160, record=True)
     report.show(console)
     assert "MISSED" in console.export_text()
-
-
-def test_the_source_digest_follows_the_code(tmp_path: Path) -> None:
-    digests = set()
-    for name in ("specter/a.py", "specter/models/cuda/a.py", "baselines/a.py", "conf/system/a.yaml"):
-        for content in ("x = 1", "x = 2"):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(content)
-            digests.add(source_digest(tmp_path))
-    assert len(digests) == 8
-    (tmp_path / "results.json").write_text("{}")
-    assert source_digest(tmp_path) in digests
-
-
-def test_the_record_digests_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
-    assert provenance(torch.device("cpu"), "abc")["source_sha256"] == source_digest(Path("."))
-    assert all(list(Path(".").glob(pattern)) for pattern in SOURCES)
 
 
 def test_the_shipped_reference_is_whole() -> None:

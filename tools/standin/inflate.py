@@ -21,11 +21,11 @@ from torch import Tensor
 
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
+from specter.files import replacing_directory
 from specter.models.checkpoint import Checkpoint
 from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.models.names import on_hub
 from specter.models.spec import FULL_SIZE, ModelSpec
-from specter.quantize.workspace import atomic_directory
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_BYTES = 4 * 2**30
@@ -103,7 +103,7 @@ def run(options: Options, console: Console) -> None:
         options.seed,
     )
     needed = checkpoint_bytes(spec, dtype)
-    with atomic_directory(options.out) as directory:
+    with replacing_directory(options.out) as directory:
         if (free := shutil.disk_usage(directory).free) < needed:
             raise SpecterError(f"{options.out} needs {needed} bytes, {free} are free", "give an out=DIR with more room")
         (directory / "config.json").write_text(json.dumps(spec.to_config(), indent=2) + "\n")
