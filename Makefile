@@ -25,7 +25,8 @@ smoke: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/mypy specter baselines harness
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/snakemake --lint
 
 env: $(READY)

@@ -21,8 +21,9 @@ from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.models.checkpoint import Checkpoint
-from specter.models.cpu.decoder import Decoder, DecoderWeights
+from specter.models.cpu.decoder import Decoder
 from specter.models.spec import ExpertId
+from specter.models.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts
 
 Ints = NDArray[np.int64]

@@ -19,6 +19,7 @@ from bench.report import Row
 from specter.models.cuda.arena import DeviceArena
 from specter.models.cuda.full_size import DTYPE, FullSize
 from specter.models.cuda.graphs import Graph
+from specter.quantize.int4 import Int4Matrices
 
 ROWS, LAYERS = 16, 4
 
@@ -86,7 +87,7 @@ def reference_prefill(layer: int, rows: list[int4.Rows], parts: int4.Int4Layer, 
     for expert in experts:
         mine, rank = (chosen == expert).nonzero(as_tuple=True)
         gate, up, down = (
-            int4.Int4Matrices(part.codes[expert], part.scales[expert], part.zeros[expert], part.group).dequantize(DTYPE)
+            Int4Matrices(part.codes[expert], part.scales[expert], part.zeros[expert], part.group).dequantize(DTYPE)
             for part in parts
         )
         inner = torch.nn.functional.silu(x[mine] @ gate.T) * (x[mine] @ up.T)

@@ -180,7 +180,7 @@ def runs(frames: Frames) -> Table:
         "which no rejection ended, is left out, so that the mean run falls short of E[A] on short texts. K_max: the "
         f"next power of two from E[A] on. {STANDINS_ONLY} {probe_line(probe)}."
     )
-    table = pd.DataFrame(rows).fillna({name: "–" for name in ("K_max", "median run", "9 of 10 runs up to", "runs")})
+    table = pd.DataFrame(rows).fillna(dict.fromkeys(("K_max", "median run", "9 of 10 runs up to", "runs"), "–"))
     return Table("Accepted runs and the depth they imply", table, 2, [what], stated(probe))
 
 

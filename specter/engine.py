@@ -19,9 +19,9 @@ from specter.errors import SpecterError
 from specter.experts.cache import CacheCounters, ExpertCache
 from specter.experts.lookahead import LookaheadBuffer
 from specter.experts.policies.planner import Foresight, Planner
-from specter.models.base import ForeseeingPass, Model, Output
+from specter.models.base import ForeseeingPass, Model, Output, Proposal
 from specter.records import Generation, RoundRecord
-from specter.speculation.accept import Proposal, Sampler, Verdict
+from specter.speculation.accept import Sampler, Verdict
 from specter.timeline.base import Event, Mark, Timeline
 from specter.timeline.costs import CostModel
 

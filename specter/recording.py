@@ -261,7 +261,8 @@ class _ReplayPass:
             raise SpecterError(
                 "not recorded: what the next router foresees", "record plain decoding of this prompt first"
             )
-        return self.foreseen[layer - self.num_dense_layers]
+        foreseen: NDArray[np.int16] = self.foreseen[layer - self.num_dense_layers]
+        return foreseen
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pass

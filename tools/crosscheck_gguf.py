@@ -41,4 +41,5 @@ def check(form: BlockFormat) -> bool:
 
 if __name__ == "__main__":
     print(f"gguf {version('gguf')}")
-    sys.exit(not all([check(form) for form in (Q8_0, Q5_0, IQ4_NL, Q4_K, Q2_K)]))
+    results = [check(form) for form in (Q8_0, Q5_0, IQ4_NL, Q4_K, Q2_K)]
+    sys.exit(not all(results))

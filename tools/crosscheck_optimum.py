@@ -14,12 +14,12 @@ import tempfile
 from pathlib import Path
 
 import torch
-from crosscheck_gptqmodel import DEEPSEEK, GROUP, add_tokenizer
 from optimum.gptq import GPTQQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specter.models.checkpoint import write_checkpoint
 from specter.quantize.gptq_format import unpack
+from tools.crosscheck_gptqmodel import DEEPSEEK, GROUP, add_tokenizer
 from tools.standin.checkpoint import to_hub
 from tools.standin.network import init_weights
 

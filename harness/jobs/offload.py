@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from pathlib import Path
@@ -33,7 +34,7 @@ def main() -> None:
         live = LiveModel.load(config, progress)
     commits = [time.perf_counter()]
     result = live.run(config, prompt, (), lambda tokens: commits.append(time.perf_counter()))
-    times = [(after - before) * 1e3 for before, after in zip(commits, commits[1:], strict=False)]
+    times = [(after - before) * 1e3 for before, after in itertools.pairwise(commits)]
     ours = {"system": "this runtime, resident, with its clock", "tokens": result.generation.tokens}
     rows.append(ours | {"ttft_ms": times[0], "tpot_ms": statistics.median(times[1:])})
     frame = pd.DataFrame(rows)

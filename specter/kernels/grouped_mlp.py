@@ -107,7 +107,7 @@ def _route(
     tiles = (counts + TILE - 1) // TILE
     starts = tl.cumsum(tiles, axis=0) - tiles
     tl.store(num_tiles, tl.sum(tiles, axis=0))
-    for part in range(0, tl.max(tiles, axis=0)):
+    for part in range(tl.max(tiles, axis=0)):
         mine = part < tiles
         tl.store(tile_experts + starts + part, experts, mask=mine)
         tl.store(tile_sizes + starts + part, tl.minimum(counts - part * TILE, TILE), mask=mine)

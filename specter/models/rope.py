@@ -76,12 +76,13 @@ def rotary_table(spec: ModelSpec, num_positions: int) -> tuple[Tensor, Tensor]:
 
 def softmax_scale(spec: ModelSpec) -> float:
     """Scale of q·k, YaRN's mscale squared included."""
-    return spec.qk_dim**-0.5 * _mscale(spec.rope.factor, spec.rope.mscale_all_dim) ** 2
+    return float(spec.qk_dim**-0.5) * _mscale(spec.rope.factor, spec.rope.mscale_all_dim) ** 2
 
 
 def interleave_halves(rows: Tensor, dim: int) -> Tensor:
     """Reorders rows [heads * dim, ...] within each head from halves (i, i + dim / 2) to pairs (2i, 2i + 1)."""
-    return rows.unflatten(0, (-1, 2, dim // 2)).transpose(1, 2).flatten(0, 2)
+    pairs: Tensor = rows.unflatten(0, (-1, 2, dim // 2)).transpose(1, 2)
+    return pairs.flatten(0, 2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def study(
         )
     mask = window_mask(length, first, window).to(device)
     states = embed(source, texts.tokens, device)
-    drafted = {name: states for name in drafts}
+    drafted = dict.fromkeys(drafts, states)
     routing: dict[str, list[Tensor]] = {name: [] for name in ("", *drafts)}  # "": the target
     margins = []
     for index in range(spec.num_layers):

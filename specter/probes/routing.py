@@ -14,7 +14,8 @@ from specter.recording import Recording
 
 def match(draft: NDArray[np.int16], target: NDArray[np.int16]) -> NDArray[np.float64]:
     """Share of the target's experts that the draft chose too, whatever the rank: [..., k], [..., k] -> [...]."""
-    return (draft[..., :, None] == target[..., None, :]).any(-2).mean(-1)
+    shares: NDArray[np.float64] = (draft[..., :, None] == target[..., None, :]).any(-2).mean(-1)
+    return shares
 
 
 def generated_matches(recordings: Iterable[Recording]) -> NDArray[np.float64]:

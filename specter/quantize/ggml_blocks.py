@@ -59,7 +59,8 @@ def _half_bytes(values: Tensor) -> Tensor:
 def _nibbles(codes: Tensor, half: int) -> Tensor:
     """Codes 0..15 [n, v]: of each run of 2 `half`, the first half lies in low nibbles, the second in high ones."""
     low, high = codes.to(torch.uint8).unflatten(-1, (-1, 2, half)).unbind(-2)
-    return (low | high << 4).flatten(-2)
+    packed: Tensor = (low | high << 4).flatten(-2)
+    return packed
 
 
 def _from_nibbles(packed: Tensor, half: int) -> Tensor:
@@ -180,7 +181,8 @@ def _quantize_offsets(x: Tensor, max_code: int, max_scale: int, sub_block: int) 
 def _decode_offsets(d: Tensor, dmin: Tensor, s: Tensor, m: Tensor, codes: Tensor) -> Tensor:
     """d s q - dmin m; d and dmin [n, 1], s and m [n, subs], codes [n, v]."""
     groups = codes.float().unflatten(-1, (s.shape[-1], -1))
-    return ((d * s.float())[..., None] * groups - (dmin * m.float())[..., None]).flatten(-2)
+    values: Tensor = (d * s.float())[..., None] * groups - (dmin * m.float())[..., None]
+    return values.flatten(-2)
 
 
 def _encode_q4_k(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -29,7 +29,7 @@ BLOCK_METHODS = tuple(FORMATS)
 class Quantizer(Protocol):
     """Quantises the three matrices of every expert of a layer."""
 
-    def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> QuantizedLayer:
+    def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> QuantizedLayer[Any]:
         """Raises SpecterError: weights or activations that are not finite, a group or block that fits no row."""
 
 

@@ -42,4 +42,5 @@ def uniforms(seed: int, position: int, stream: int, size: int) -> NDArray[np.flo
 
 def gumbel(seed: int, position: int, size: int) -> NDArray[np.float32]:
     """Gumbel noise [size] for the token at `position`."""
-    return (-np.log(-np.log(uniforms(seed, position, 0, size)))).astype(np.float32)
+    noise: NDArray[np.float32] = (-np.log(-np.log(uniforms(seed, position, 0, size)))).astype(np.float32)
+    return noise

@@ -161,7 +161,7 @@ class CudaTimeline:
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
         assert isinstance(start, CudaEvent) and isinstance(end, CudaEvent)
-        return round(start.end.elapsed_time(end.end) * 1e6)
+        return round(float(start.end.elapsed_time(end.end)) * 1e6)
 
     def drain(self) -> None:
         self.compute_stream.synchronize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ class TestDepthByCostModel:
 
     costs = CostModel(DEEPSEEK_V2_LITE, 16, 256)
     hardware = compose([]).hardware
-    unions = {n: 64 * (1 - (1 - 6 / 64) ** n) for n in range(1, 40)}
+    unions: ClassVar = {n: 64 * (1 - (1 - 6 / 64) ** n) for n in range(1, 40)}
 
     def choose(self, acceptance: float, num_slots: int, **machine: int) -> int:
         hardware = replace(self.hardware, **machine)

@@ -13,11 +13,12 @@ from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.models.checkpoint import Checkpoint, write_checkpoint
-from specter.models.cpu.decoder import Decoder, DecoderWeights
+from specter.models.cpu.decoder import Decoder
 from specter.models.inflation.inflated import InflatedCheckpoint, check_inflatable, tile_int4
 from specter.models.inflation.isometry import NeuronCopies
 from specter.models.spec import DEEPSEEK_V2_LITE, DEEPSEEK_V2_LITE_NARROW, FULL_SIZE, ModelSpec, RopeSpec
 from specter.models.spec import NARROW as SMALL_SIZE
+from specter.models.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import TINY_PHI, TINY_QWEN, random_tensors, run_pass

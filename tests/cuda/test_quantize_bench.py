@@ -35,6 +35,6 @@ def test_it_runs_and_says_what_is_extrapolated(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("argument", ["model=huge", "device=abacus", "layers=27", "checkpoint=/nowhere"])
 def test_bad_arguments_are_refused(argument: str, tmp_path: Path) -> None:
+    arguments = ["device=cpu", f"out={tmp_path / 'out.json'}", f"scratch={tmp_path}", argument]
     with pytest.raises(SpecterError, match=argument.partition("=")[2]):
-        arguments = ["device=cpu", f"out={tmp_path / 'out.json'}", f"scratch={tmp_path}", argument]
         quantize.run(quantize.parse_arguments(quantize.Options, arguments), Console())

@@ -142,7 +142,7 @@ def test_whatever_is_raised_in_a_round_the_next_generation_is_right(
 
 @pytest.mark.parametrize("planner", ["deadline", "three_phase"])
 def test_a_copy_that_fails_is_reported_and_leaves_no_trace(planner: str):
-    model, engine = watched(12, 5, "retain", planner)
+    _, engine = watched(12, 5, "retain", planner)
     assert engine.generate(PROMPT, 10).tokens == expected(10)
 
     def fail(expert: ExpertId, slot: int) -> None:

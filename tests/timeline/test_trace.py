@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_written_trace(tmp_path: Path) -> None:
     assert stalled["args"]["bytes"] == 1_234_567 and stalled["args"]["stall_ns"] == 53_367 - 26_400
     for lane in names:
         ends = [(span["ts"], span["ts"] + span["dur"]) for span in spans if span["tid"] == lane]
-        assert all(before[1] <= after[0] + 1e-6 for before, after in zip(ends, ends[1:], strict=False))
+        assert all(before[1] <= after[0] + 1e-6 for before, after in itertools.pairwise(ends))
 
 
 def test_same_run_same_bytes(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def tokenize(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
     """uint16 [N]: each document after one separator."""
     pieces = []
     for start in range(0, len(documents), 256):  # encodings are large: never hold all of them
-        for item in tokenizer.encode_batch_fast(documents[start : start + 256], add_special_tokens=False):
-            pieces.append(np.array([0, *item.ids], dtype=np.uint16))
+        batch = tokenizer.encode_batch_fast(documents[start : start + 256], add_special_tokens=False)
+        pieces += [np.array([0, *item.ids], dtype=np.uint16) for item in batch]
     return np.concatenate(pieces)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -132,6 +132,11 @@ class _Permute(torch.autograd.Function):
         return grad[inverse], None, None
 
 
+def _permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    permuted: Tensor = _Permute.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    return permuted
+
+
 def experts_grouped(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Only the selected experts: rows sorted by expert, two grouped products. Shapes as in `experts_dense`."""
     num_rows, top_k = ids.shape
@@ -140,10 +145,10 @@ def experts_grouped(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down
     inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     bounds = torch.arange(num_experts, device=h.device, dtype=torch.int32)
     ends = torch.searchsorted(ordered.int(), bounds, right=True, out_int32=True)
-    rows = _Permute.apply(h[:, None].expand(num_rows, top_k, dim).reshape(-1, dim), order, inverse)
+    rows = _permute(h[:, None].expand(num_rows, top_k, dim).reshape(-1, dim), order, inverse)
     both = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends)
     act = F.silu(both[:, :inter]) * both[:, inter:]
-    out = _Permute.apply(F.grouped_mm(act, down.transpose(1, 2), offs=ends), inverse, order)
+    out: Tensor = _permute(F.grouped_mm(act, down.transpose(1, 2), offs=ends), inverse, order)
     return (out.view(num_rows, top_k, dim) * gains[..., None].to(out.dtype)).sum(1)
 
 
@@ -185,7 +190,7 @@ class Network:
         )
         cos, sin = rotary_table(spec, num_positions)
         self._cos, self._sin = cos.to(device), sin.to(device)
-        wrap: Callable = torch.compile if compiled else lambda function: function
+        wrap: Callable[[Any], Any] = torch.compile if compiled else lambda function: function
         self._dense_layer, self._moe_layer = wrap(self._run_dense_layer), wrap(self._run_moe_layer)
         self.head_loss, self.head_losses = wrap(self._run_head_loss), wrap(self._run_head_losses)
 

@@ -16,9 +16,10 @@ from specter.experts.store import ExpertStore, RawCodec
 from specter.load_plan import LoadPlan
 from specter.memory import num_slots
 from specter.models.checkpoint import Checkpoint
-from specter.models.cpu.decoder import Decoder, DecoderWeights
+from specter.models.cpu.decoder import Decoder
 from specter.models.cpu.invariance import invariance_check
 from specter.models.spec import ExpertId
+from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.origin import check_draft_origin
 from specter.session import OnCommit, RunResult, run_input

@@ -41,7 +41,8 @@ class PlainHeads:
         if kind == "q":
             spread *= softmax_scale(self._old) / softmax_scale(self._new)
             spread = spread.repeat(1, self._group_copies, 1, 1, 1)
-        return spread.repeat(self._key_copies, 1, 1, 1, 1).flatten(0, 3)
+        copies: Tensor = spread.repeat(self._key_copies, 1, 1, 1, 1)
+        return copies.flatten(0, 3)
 
     def columns(self, weight: Tensor) -> Tensor:
         """Columns [n, H * d] of o as those of the wide heads, whose copies add up to the narrow head's output."""
