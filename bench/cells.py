@@ -23,7 +23,7 @@ from specter.models.cuda.bed import Bed
 from specter.models.cuda.draft import Draft
 from specter.models.cuda.full_size import FullSize
 from specter.models.cuda.memory import DeviceBudget
-from specter.models.cuda.quiet import no_collection
+from specter.models.cuda.no_gc import no_gc
 from specter.models.spec import ExpertId
 from specter.recording import Recording, RecordingModel
 from specter.records import Generation
@@ -214,7 +214,7 @@ def run_cell(
             if not residents:
                 residents.extend(engine.cache.residency.experts())
 
-        with no_collection():
+        with no_gc():
             generation = engine.generate(prompt, num_tokens, on_commit)
         texts.append((generation, recorder.finish(generation, {}), residents))
     return Generations(cell, len(engine.cache.residency.slots), costs, texts, warm)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.measure import MIN_REPEATS, Sample
-from specter.models.cuda.quiet import no_collection
+from specter.models.cuda.no_gc import no_gc
 from specter.models.names import canonical
 from specter.models.spec import ModelSpec
 
@@ -72,7 +72,7 @@ def decode_eager(
     cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
     tokens, values = [int(token)], []
     gc.collect()
-    with no_collection():
+    with no_gc():
         for repeat in range(warmup + repeats):
             start = time.perf_counter()
             for _ in range(num_steps):

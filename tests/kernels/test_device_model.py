@@ -1,4 +1,4 @@
-"""The engine over the device's model, in Triton's interpreter or on the device: mail, passes, whole generations."""
+"""The engine over the device model, in the interpreter or on a device: pinned I/O, passes, generations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specter.experts.policies.eviction import LruEviction, layer_quotas
 from specter.experts.policies.planner import DeadlinePlanner
 from specter.experts.residency import Residency
 from specter.experts.transfer import Mover, Transfer
-from specter.kernels import mail
+from specter.kernels import pinned_io
 from specter.models.cuda.device_pass import DevicePasses
 from specter.models.cuda.model import DeviceModel
 from specter.models.cuda.target import Target
@@ -39,23 +39,23 @@ HARDWARE = Hardware("test", 10**12, 1, 10**12, 10**9, 1000, 1000, 1000, 1000, "t
 
 
 @pytest.mark.parametrize("size", [1, 17, 1024, 2500])
-def test_mail_arrives_whole(size: int) -> None:
+def test_a_pinned_copy_arrives_whole(size: int) -> None:
     sent = torch.arange(size, dtype=torch.int16, device=DEV)
-    room = mail.room((size + 1,), torch.int16, DEV)
-    mail.send(sent, room[:size])
+    room = pinned_io.pinned_zeros((size + 1,), torch.int16, DEV)
+    pinned_io.copy_pinned(sent, room[:size])
     if DEV.type == "cuda":
         torch.cuda.synchronize()
     assert torch.equal(room[:size], sent.cpu()) and room[size] == 0
 
 
 def test_a_ring_keeps_its_order_however_far_the_device_lags() -> None:
-    ring = mail.Ring(4, 5, DEV)
+    ring = pinned_io.PinnedRing(4, 5, DEV)
     received = []
     for turn in range(3):
         for index in range(3):  # ahead by three
             ring.write(-1, [index, 4], [10 * turn + index, 7])
         for index in range(3):
-            ring.receive()
+            ring.read_next()
             expected = [-1, -1, -1, -1, 7]
             expected[index] = 10 * turn + index
             received.append(ring.row.tolist() == expected)
@@ -223,14 +223,14 @@ def test_an_interrupted_round_leaves_an_engine_that_works(models: Models) -> Non
 def test_a_slot_table_that_nobody_has_read_does_not_reach_the_next_text(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(ring: mail.Ring) -> None:
+    def interrupt(ring: pinned_io.PinnedRing) -> None:
         raise KeyboardInterrupt
 
     prompt = tokens_of(2).tolist()  # as many rows as no graph was captured for
     one = engine(models, 0, 5)
     expected = one.generate(prompt, 2).tokens
     with monkeypatch.context() as patch:
-        patch.setattr(mail.Ring, "receive", interrupt)
+        patch.setattr(pinned_io.PinnedRing, "read_next", interrupt)
         with pytest.raises(KeyboardInterrupt):
             one.generate(prompt, 2)
     assert one.generate(prompt, 2).tokens == expected

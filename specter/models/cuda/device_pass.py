@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from specter.kernels import mail
+from specter.kernels import pinned_io
 from specter.models.base import Output, Routing, TargetPass
 from specter.models.cuda.foresight import DeviceForesight
 from specter.models.cuda.graphs import Graph
@@ -47,10 +47,10 @@ class DevicePasses:
         spec, device = target.weights.spec, target.weights.device
         self.target = target
         self.is_resident = is_resident
-        self.feed = mail.room((target.max_rows,), torch.int32, device)
-        self.routing = mail.room((spec.num_moe_layers, target.max_rows, spec.top_k), torch.int16, device)
-        self.tokens = mail.room((OUTPUT_ROWS,), torch.int32, device)
-        self.tables = mail.Ring(_NUM_TABLES, spec.num_experts, device)
+        self.feed = pinned_io.pinned_zeros((target.max_rows,), torch.int32, device)
+        self.routing = pinned_io.pinned_zeros((spec.num_moe_layers, target.max_rows, spec.top_k), torch.int16, device)
+        self.tokens = pinned_io.pinned_zeros((OUTPUT_ROWS,), torch.int32, device)
+        self.tables = pinned_io.PinnedRing(_NUM_TABLES, spec.num_experts, device)
         self._captured: dict[int, _Launches] = {}
         self._resident: dict[int, Run] = {}
         self._foresight = DeviceForesight(target)
@@ -135,20 +135,20 @@ class DevicePasses:
         self.target.mix(layer, num_rows)
         moe = layer - self.target.weights.spec.num_dense_layers
         if moe >= 0:
-            mail.send(self.target.routing.chosen[:num_rows], self.routing[moe, :num_rows])
+            pinned_io.copy_pinned(self.target.routing.chosen[:num_rows], self.routing[moe, :num_rows])
 
     def _experts(self, num_rows: int) -> None:
-        self.tables.receive()
+        self.tables.read_next()
         self.target.run_experts(self.tables.row, num_rows)
 
     def choose(self, num_rows: int, num_outputs: int) -> None:
         """Tokens of the last `num_outputs` rows, to the host."""
         self.target.choose(num_rows, num_outputs)
-        mail.send(self.target.tokens[:num_outputs], self.tokens[:num_outputs])
+        pinned_io.copy_pinned(self.target.tokens[:num_outputs], self.tokens[:num_outputs])
 
     def _run(self, num_rows: int) -> None:
         self.target.run(num_rows, self.feed)
-        mail.send(self.target.tokens[:num_rows], self.tokens[:num_rows])
+        pinned_io.copy_pinned(self.target.tokens[:num_rows], self.tokens[:num_rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The draft step: one row, INT4 routed experts, eight kernels a layer (ten with LayerNorm), captured as one CUDA graph.
 
 Token, position and step number live on the device, so that K replays in a row need no host: the token that a
-step chooses is the one that the next step embeds. Tokens and routing reach the host by mail.
+step chooses is the one that the next step embeds. Tokens and routing reach the host through page-locked memory.
 """
 
 from __future__ import annotations

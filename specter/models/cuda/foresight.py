@@ -9,7 +9,7 @@ import dataclasses
 
 import torch
 
-from specter.kernels import grouped_mlp, mail, tiles
+from specter.kernels import grouped_mlp, pinned_io, tiles
 from specter.kernels.grouped_mlp import Routing
 from specter.models.cuda.target import Target
 
@@ -28,7 +28,8 @@ class DeviceForesight:
         self._scaled = torch.zeros_like(target.scaled)
         self._logits = torch.zeros(num_rows, spec.num_experts, device=device)
         self._routing = Routing.empty(num_rows, spec.top_k, spec.num_experts, device)
-        self.foreseen = mail.room((max(spec.num_moe_layers - 1, 0), num_rows, spec.top_k), torch.int16, device)
+        shape = max(spec.num_moe_layers - 1, 0), num_rows, spec.top_k
+        self.foreseen = pinned_io.pinned_zeros(shape, torch.int16, device)
 
     def run(self, layer: int, num_rows: int) -> None:
         """Between `mix` of MoE layer `layer` (of all layers) and its `combine`; issued to the current stream."""
@@ -46,4 +47,4 @@ class DeviceForesight:
             self._routing, chosen=self._routing.chosen[rows], weights=self._routing.weights[rows]
         )
         grouped_mlp.route(logits, routing, target.rule, target.pdl)
-        mail.send(routing.chosen, self.foreseen[layer - spec.num_dense_layers, rows])
+        pinned_io.copy_pinned(routing.chosen, self.foreseen[layer - spec.num_dense_layers, rows])

@@ -17,8 +17,8 @@ from specter.memory import device_bytes, num_slots
 from specter.models.cuda.bed import Bed
 from specter.models.cuda.full_size import FullSize, load_full_size
 from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.no_gc import no_gc
 from specter.models.cuda.own_draft import OwnMemory
-from specter.models.cuda.quiet import no_collection
 from specter.models.cuda.sampling import DeviceSampling
 from specter.models.cuda.target import OUTPUT_ROWS
 from specter.session import OnCommit, RunResult, run_input
@@ -81,7 +81,7 @@ class DeviceLive:
         bed.capture(row_counts, foresees=config.system.foresight != "none")
         model = build_model(config, bed.model, bed.own_draft)
         timeline = CudaTimeline(self.budget.device, trace=config.trace)
-        with no_collection():
+        with no_gc():
             result = run_input(
                 config, model, TokenSampler(), prompt, warmup, bed.move, on_commit, timeline, bed.open_write_back
             )

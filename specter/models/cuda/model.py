@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from specter.errors import SpecterError
-from specter.kernels import mail
+from specter.kernels import pinned_io
 from specter.models.base import Choose, Proposal, TargetPass
 from specter.models.cuda.device_pass import DevicePasses
 from specter.models.cuda.draft import Draft
@@ -56,8 +56,8 @@ class DeviceModel:
         if draft is None:
             return
         device = passes.target.weights.device
-        self._tokens = mail.room(tuple(draft.tokens.shape), torch.int32, device)
-        self._routings = mail.room(tuple(draft.routing.shape), torch.int16, device)
+        self._tokens = pinned_io.pinned_zeros(tuple(draft.tokens.shape), torch.int32, device)
+        self._routings = pinned_io.pinned_zeros(tuple(draft.routing.shape), torch.int16, device)
         self._step = self._run_step
         if is_graphed:
             draft.begin(0, 0)
@@ -106,5 +106,5 @@ class DeviceModel:
         assert self._draft is not None
         self._draft.run()
         # All steps so far, every time: a view of one row would need the step's number on the host.
-        mail.send(self._draft.tokens, self._tokens)
-        mail.send(self._draft.routing, self._routings)
+        pinned_io.copy_pinned(self._draft.tokens, self._tokens)
+        pinned_io.copy_pinned(self._draft.routing, self._routings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specter.errors import SpecterError
-from specter.kernels import mail
+from specter.kernels import pinned_io
 from specter.models.cuda.arena import DeviceArena
 
 
@@ -24,7 +24,7 @@ class WriteBack:
     def __init__(self, arena: DeviceArena, num_buffers: int) -> None:
         if num_buffers < 1:
             raise SpecterError("swaps without a buffer on the host", "set system.num_buffers to 1 or more")
-        self.buffers = mail.room((num_buffers, arena.codec.payload_bytes), torch.uint8, arena.flat.device)
+        self.buffers = pinned_io.pinned_zeros((num_buffers, arena.codec.payload_bytes), torch.uint8, arena.flat.device)
         self._payloads = arena.flat[:, : arena.codec.payload_bytes].unbind(0)
         self._num_copied = 0
 

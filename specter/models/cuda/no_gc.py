@@ -1,4 +1,4 @@
-"""What the host must not do while a device is measured."""
+"""Disables garbage collection during timed regions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Holds garbage collection off: a full one walks every module there is, while a device waits for the host."""
+def no_gc() -> Iterator[None]:
+    """Disables garbage collection: a full collection walks every loaded module while the device idles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
