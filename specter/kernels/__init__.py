@@ -1,4 +1,4 @@
-"""The one place from which the model takes its kernels."""
+"""Kernels of the CPU decoder: plain torch, on any device."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""What all Triton kernels share: programmatic dependent launch, and how a launch is configured.
+"""Shared by all Triton kernels: programmatic dependent launch (PDL), launch options, the residual stream.
 
-With PDL the next kernel of a stream starts while this one drains. A kernel may read its weights at once, but
-must call `wait_previous` before it touches anything that an earlier kernel wrote. Because every kernel waits,
-"the previous one is complete" holds for all earlier ones too.
+With PDL the next kernel of a stream starts while this one drains. A kernel reads its weights at once and calls
+`wait_previous` before it reads or writes data of an earlier kernel. Every kernel waits, so completion of the
+previous kernel implies completion of all earlier ones.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -23,28 +20,26 @@ TILE = 16  # rows of one matrix product on the tensor cores
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The residual stream of T rows, and what the next norm needs of it.
+    """Residual stream of T rows, with the inputs of the next norm.
 
-    RMS norm costs no pass of its own: whoever completes channels of the stream also writes them times the next
-    gain, and the sum of their squares per row and block of channels. The product that follows reads the former
-    as it is, and multiplies its sums by 1 / rms once, from the latter: rmsnorm(x) W = (gain * x) W / rms(x).
-
-    LayerNorm has a pass of its own (`specter.kernels.layer_norm`), which overwrites `scaled`: `is_normed`.
+    RMSNorm needs no kernel: the kernel that writes x also writes gain * x and partial sums of squares. The next
+    product reads gain * x and divides its result by the rms: rmsnorm(x) W = (gain * x) W / rms(x).
+    LayerNorm is a kernel (`specter.kernels.layer_norm`) that overwrites `scaled`; `is_normed` is then true.
     """
 
     x: Tensor  # fp32 [T, D]
     scaled: Tensor  # [T, D] model dtype, gain * x
-    squares: Tensor  # fp32 [T, blocks], written by one producer: a buffer for each number of blocks
-    is_normed: bool = False  # whoever reads `scaled` finds it normalised, and leaves `squares` alone
+    squares: Tensor  # fp32 [T, blocks], sums of squares per block of channels of the writing kernel
+    is_normed: bool = False  # `scaled` is normalised; `squares` is not read
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel's free choices.
+    """Tunable launch parameters of a kernel.
 
     Attributes:
         block_n: output channels per program. block_k: input channels per step.
-        max_registers: per thread, so that all programs are on the device at once; None leaves it to the compiler.
+        max_registers: per thread, to fit all programs on the device at once; None: the compiler decides.
     """
 
     block_n: int
@@ -54,18 +49,18 @@ class Launch:
     max_registers: int | None = None
 
     def options(self, pdl: bool) -> dict[str, Any]:
-        """What Triton's launcher is told."""
+        """Keyword arguments of Triton's launcher."""
         return {"num_warps": self.num_warps, "maxnreg": self.max_registers, "launch_pdl": pdl}
 
 
 def pow2(n: int) -> int:
-    """The least power of two that is at least n."""
+    """Smallest power of two >= n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 @triton.jit
 def wait_previous(PDL: tl.constexpr):
-    """Lets the next kernel start, and waits for the previous one's results."""
+    """Allows the next kernel to start, then waits for the previous kernel to complete."""
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -73,10 +68,10 @@ def wait_previous(PDL: tl.constexpr):
 
 @triton.jit
 def wait_then_release(PDL: tl.constexpr):
-    """As `wait_previous`, but the next kernel starts only after the wait of every program of this one.
+    """As `wait_previous`, but the next kernel starts only after all programs of this one have waited.
 
-    What was written before the previous kernel is then complete when the next one starts, and may be read there
-    without waiting (past the L1, which may hold older bytes).
+    The next kernel may then read, without waiting, data written before the previous kernel (bypassing the L1,
+    which can hold stale lines).
     """
     if PDL:
         cuda.gdc_wait()
@@ -85,14 +80,14 @@ def wait_then_release(PDL: tl.constexpr):
 
 @triton.jit
 def load_squares(squares, rows, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Partial sums of squares of rows [M], out of [T, BLOCKS]; to be asked for early and summed late."""
+    """Partial sums of squares [M, BLOCK_B] of `rows` [M], from [T, BLOCKS]; load early, sum late."""
     blocks = tl.arange(0, BLOCK_B)
     return tl.load(squares + rows[:, None] * BLOCKS + blocks[None, :], mask=(blocks < BLOCKS)[None, :], other=0.0)
 
 
 @triton.jit
 def inverse_rms(squares, K: tl.constexpr, eps, NORMED: tl.constexpr):
-    """1 / rms of rows [M] whose partial sums of squares are [M, BLOCK_B]; 1 if the rows are normalised."""
+    """1 / rms [M] from partial sums of squares [M, BLOCK_B]; 1 if the rows are normalised."""
     if NORMED:
         return tl.full((squares.shape[0],), 1.0, tl.float32)
     return tl.rsqrt(tl.sum(squares, axis=1) / K + eps)

@@ -1,20 +1,16 @@
-"""Attention of plain heads over cached keys and values; the queries of a group share a key head.
+"""Grouped-query attention over a KV cache: H query heads share Hk key heads of width W.
 
-    qkv   [T, (H + 2 Hk) * W]: queries, keys, values, biases included; queries are turned in place
-    cache [positions, 2 Hk * W] of one layer: the turned keys of all key heads, then their values
+    qkv   [T, (H + 2 Hk) * W], model dtype: queries, keys, values with biases; queries are rotated in place
+    cache [positions, 2 Hk * W], model dtype, one layer: rotated keys of all key heads, then their values
     bytes per layer = cache[: position + 1], read once per 16 / (H / Hk) rows
 
-Keys are split into `split` positions each, and partial sums are merged in split order (`specter.kernels.partials`). A
-program takes one split and key head, and a tile of 16 queries: the group's, of as many rows as fit. A query's sums meet
-no other query, and keys that only a neighbour sees add exact zeros: one launch configuration serves draft, plain
-decoding and verification, with the same bits per row.
+Split-K attention: a program takes one split of keys, one key head and a tile of 16 queries (the group's, of as many
+rows as fit); `specter.kernels.partials` merges the splits in order. Keys outside a query's causal range add exact
+zeros, so one launch configuration serves draft, plain decoding and verification with equal bits per row.
 
-`position`, and the cache below it, must be complete before the pass's first kernel starts, which therefore must
-not be launched early: they are read without waiting for the previous kernel.
+`position` and the cache before it are read without waiting for the previous kernel: they must be complete before the
+pass's first kernel, which is therefore not launched early.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ from specter.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Shape of the attention, and its launch choices."""
+    """Attention shape and launch parameters."""
 
     num_heads: int  # H
     num_keys: int  # Hk
@@ -45,12 +41,12 @@ class Heads:
     def of(cls, spec: ModelSpec, scale: float) -> Heads:
         """
         Raises:
-            SpecterError: heads that the kernels do not serve.
+            SpecterError: the head width is not supported.
         """
         if spec.rope_dim < TILE or spec.rope_dim != pow2(spec.rope_dim):
             raise SpecterError(
-                f"{spec.name} has heads of {spec.rope_dim} channels; the device's kernels serve powers of two from "
-                f"{TILE} on",
+                f"{spec.name} has heads of {spec.rope_dim} channels; the device's kernels support powers of two "
+                f"from {TILE} on",
                 "use clock=virtual",
             )
         return cls(spec.num_heads, spec.num_kv_heads, spec.rope_dim, scale)
@@ -60,7 +56,7 @@ class Heads:
 
 
 @triton.jit(do_not_specialize=["T"])
-def _turn(
+def _rotate(
     qkv, cos, sin, position, cache, T, capacity, H: tl.constexpr, HK: tl.constexpr, W: tl.constexpr,
     BLOCK_M: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -70,9 +66,9 @@ def _turn(
     real = (rows < T)[:, None]
     pairs = tl.arange(0, HALF)[None, :]
     at = tl.minimum(tl.load(position) + rows, capacity - 1)[:, None]
-    is_turned = head < H + HK  # a value is turned by nothing
-    c = tl.load(cos + at * HALF + pairs, mask=is_turned, other=1.0)
-    s = tl.load(sin + at * HALF + pairs, mask=is_turned, other=0.0)
+    is_rotated = head < H + HK  # values are copied: angle 0
+    c = tl.load(cos + at * HALF + pairs, mask=is_rotated, other=1.0)
+    s = tl.load(sin + at * HALF + pairs, mask=is_rotated, other=0.0)
     wait_previous(PDL)
     source = qkv + (rows[:, None] * (H + 2 * HK) + head) * W + pairs
     low = tl.load(source, mask=real, other=0.0).to(tl.float32)
@@ -89,14 +85,14 @@ def _turn(
 
 
 def turn(heads: Heads, qkv: Tensor, rotary: tuple[Tensor, Tensor], position: Tensor, cache: Tensor, pdl: bool) -> None:
-    """Turns the rows' queries in place, and appends their turned keys and their values to the cache.
+    """Rotates queries in place and appends rotated keys and values to the cache.
 
     Args:
         qkv: [T, (H + 2 Hk) * W]. rotary: cos, sin fp32 [positions, W / 2]; pairs are channels (i, i + W / 2).
-        position: int32 [1], of row 0; row t goes to position + t. cache: [positions, 2 Hk * W].
+        position: int32 [1], of row 0; row t is written at position + t. cache: [positions, 2 Hk * W].
     """
     grid = (heads.num_heads + 2 * heads.num_keys, triton.cdiv(qkv.shape[0], TILE))
-    _turn[grid](
+    _rotate[grid](
         qkv, *rotary, position, cache, qkv.shape[0], cache.shape[0], H=heads.num_heads, HK=heads.num_keys,
         W=heads.width, BLOCK_M=TILE, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -118,7 +114,7 @@ def _attend(
     last = begin + tl.minimum(tl.program_id(1) * ROWS + ROWS, T) - 1
     keys = split * SPLIT + tl.arange(0, SPLIT)
     at = cache + (keys[:, None] * (2 * HK) + key_head) * W + channels
-    old = (keys < begin)[:, None]  # of earlier passes: they need not be waited for
+    old = (keys < begin)[:, None]  # of earlier passes: complete, no wait needed
     old_key = tl.load(at, mask=old, other=0.0)
     old_value = tl.load(at + HK * W, mask=old, other=0.0)
     wait_previous(PDL)
@@ -141,10 +137,10 @@ def _attend(
 
 
 def attend(heads: Heads, qkv: Tensor, cache: Tensor, position: Tensor, partials: Partials, pdl: bool) -> None:
-    """Partial sums of row t over the cache up to position + t; splits beyond that are not to be read.
+    """Partial sums of row t over positions 0…position + t; later splits are left undefined.
 
     Args:
-        qkv: [T, (H + 2 Hk) * W] with turned queries. cache: [positions, 2 Hk * W].
+        qkv: [T, (H + 2 Hk) * W] with rotated queries. cache: [positions, 2 Hk * W].
     """
     num_rows, num_splits = qkv.shape[0], partials.sums.shape[1]
     group = pow2(heads.num_heads // heads.num_keys)
@@ -157,5 +153,5 @@ def attend(heads: Heads, qkv: Tensor, cache: Tensor, position: Tensor, partials:
 
 
 def combine(heads: Heads, partials: Partials, position: Tensor, out: Tensor, pdl: bool) -> None:
-    """out [T, H * W]: the rows' attention, from their partial sums."""
+    """out [T, H * W]: attention output from the partial sums."""
     merge(partials, position, out, heads.split, pdl)

@@ -1,15 +1,13 @@
-"""The target's routed experts: rows grouped by expert in tiles of 16, weights read from slots.
+"""Routed experts of the target: rows grouped by expert in tiles of 16, weights read from slots.
 
-    arena [num_slots, stride]: a slot is gate_up [2F, D] (gate rows first), then down [D, F], model dtype
+    x [T, D] model dtype, arena [num_slots, stride]: a slot is gate_up [2F, D] (gate first), then down [D, F]
+    results fp32 [T, k, D]
     bytes per layer = distinct experts * 3 * D * F * itemsize
 
-`route` decides and groups on the device, so that a resident pass never waits for the host. A wave is the same
-two launches with a slot table that names only the experts in it: every other tile is left alone, and each row
-of results [T, k, D] is written by exactly one program of one fixed configuration, whatever the wave holds.
+`route` selects and groups on the device, so a resident pass has no host synchronization. A wave is the same two
+launches with a slot table that lists only its experts; other tiles are skipped. One program of one fixed
+configuration writes each row of `results`, so the bits do not depend on the composition of the wave.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ from torch import Tensor
 from specter.kernels.device import TILE, Launch, pow2, silu, wait_previous
 from specter.kernels.routing import Rule, mixer_keys, mixer_weight
 
-_ROUTE_ROWS = 16  # rows that `route` takes at a time; one number, since it decides how sums are laid out
+_ROUTE_ROWS = 16  # rows per step of `route`; fixed, because it determines the layout of sums
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A layer's routing and its tiles; a tile is up to 16 (row, rank) pairs of one expert."""
+    """Routing of one layer and its tiles; a tile is up to 16 (row, rank) pairs of one expert."""
 
     chosen: Tensor  # int16 [T, k], rank order
-    weights: Tensor  # fp32 [T, k], by the family's `Rule`
+    weights: Tensor  # fp32 [T, k], from `Rule`
     pairs: Tensor  # int32 [tiles, 16]: row * k + rank
     tile_experts: Tensor  # int32 [tiles]
     tile_sizes: Tensor  # int32 [tiles]
@@ -55,15 +53,15 @@ class Routing:
 
 
 def max_tiles(num_rows: int, top_k: int, num_experts: int) -> int:
-    """The most tiles that any routing of `num_rows` rows can need."""
+    """Upper bound on the number of tiles for `num_rows` rows."""
     pairs = num_rows * top_k
     return min(pairs, num_experts + pairs // TILE)
 
 
 @triton.jit
 def _ranked_keys(probs, experts, BLOCK_E: tl.constexpr):
-    """Keys int64 that order as (weight descending, index ascending) does; all different, none negative."""
-    # The bits of a non-negative float order as integers do; the reversed index below them breaks ties.
+    """Distinct non-negative int64 keys, ordered as (weight descending, index ascending)."""
+    # Bits of non-negative floats order as integers; the reversed index in the low part breaks ties.
     return probs.to(tl.int32, bitcast=True).to(tl.int64) * BLOCK_E + (BLOCK_E - 1 - experts)
 
 
@@ -73,7 +71,7 @@ def _route(
     STRIDE: tl.constexpr, TOP_K: tl.constexpr, NORMED: tl.constexpr, MIXER: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_T: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    TAKEN: tl.constexpr = -4611686018427387904 if MIXER else -1  # below every key of an expert that is left
+    TAKEN: tl.constexpr = -4611686018427387904 if MIXER else -1  # below the key of any remaining expert
     experts = tl.arange(0, BLOCK_E)
     lanes = tl.arange(0, BLOCK_T)
     wait_previous(PDL)
@@ -134,11 +132,7 @@ def _route(
 
 
 def route(logits: Tensor, routing: Routing, rule: Rule, pdl: bool) -> None:
-    """Top-k of router logits fp32 [T, E] (ties: the lower index), and the tiles that follow; one program.
-
-    Args:
-        logits: columns of a wider matrix, if need be.
-    """
+    """Top-k of router logits fp32 [T, E] (rows may be strided; ties: lower index), then the tiles; one program."""
     num_rows, num_experts = logits.shape
     _route[(1,)](
         logits, routing.chosen, routing.weights, routing.pairs, routing.tile_experts, routing.tile_sizes,
@@ -225,12 +219,12 @@ def run_experts(
     x: Tensor, scales: Tensor, arena: Tensor, slots: Tensor, routing: Routing, inner: Tensor, results: Tensor,
     launch_up: Launch, launch_down: Launch, pdl: bool,
 ) -> None:  # fmt: skip
-    """Runs the experts that `slots` names, on all their rows.
+    """Runs the experts listed in `slots` on all their rows.
 
     Args:
-        x: [T, D], to be multiplied by scales fp32 [T]. arena: [num_slots, stride].
-        slots: int32 [E], -1 for an expert that is not in this wave.
-        inner: [T * k, F] scratch. results: fp32 [T, k, D] out; rows of other experts stay as they are.
+        x: [T, D], multiplied by scales fp32 [T]. arena: [num_slots, stride].
+        slots: int32 [E], -1 for an expert outside this wave.
+        inner: [T * k, F] scratch. results: fp32 [T, k, D] out; rows of other experts are unchanged.
     """
     num_rows, hidden = x.shape
     top_k, inter = routing.chosen.shape[1], inner.shape[1]

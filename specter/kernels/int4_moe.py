@@ -1,22 +1,17 @@
-"""The draft's routed experts on one row: INT4 codes, all chosen experts of a layer in two launches.
+"""Routed INT4 experts of the draft, one row: all k experts of a layer in two launches.
 
-    words  int32 [E, N, K / 8]: the codes of eight neighbouring input channels, an octet, in the nibbles
-           0, 2, 4, 6, 1, 3, 5, 7
-    scales int32 [E, N, K / group]: scale in the low half, zero point above it, both fp16
+    words  int32 [E, N, K / 8]: codes of an octet (eight adjacent input channels) in nibbles 0, 2, 4, 6, 1, 3, 5, 7
+    scales int32 [E, N, K / group]: fp16 scale in the low half, fp16 zero point in the high half
     bytes per weight = 1/2 + 4/group
 
-Converting every code to a float would take longer than reading it. So the row comes as `Octets`: 16-bit
-integers with one scale per octet, finer than BF16 wherever it matters, and codes meet them in integer dot
-products of pairs (dp2a), eight codes in seven instructions and without rounding. Sums start at the bits of
-1.5 * 2^23, which makes them floats as they are.
+Converting each code to a float takes longer than reading it. The row is therefore given as `Octets`, and codes enter
+integer dot products (dp2a): eight codes in seven instructions, without rounding. Sums start from the bits of
+1.5 * 2^23, so their bits are already a float.
 
-`down` asks for its codes before `gate_up` is complete: it starts when every program of `gate_up` knows that the
-router's kernel (see `specter.kernels.routing`) is. Router weights are multiplied into the inner activations, so that
-`down` is one sum over k * F channels; it takes the shared expert and the residual along, in a fixed order.
+`down` prefetches its codes before `gate_up` completes: it starts once every program of `gate_up` has waited for the
+router's kernel (`specter.kernels.routing`). Router weights are multiplied into the inner activations, so `down` is one
+sum over k * F channels; it adds the shared expert and the residual in a fixed order.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ _RUN = 32  # channels in 16 bytes of codes
 
 
 def pack_matrices(matrices: Int4Matrices) -> tuple[Tensor, Tensor]:
-    """(words, scales) of a batch of matrices [..., N, K]; see the module.
+    """(words, scales) of matrices [..., N, K], in the layout of the module's header.
 
     Raises:
         SpecterError: K or the group is not a multiple of 32.
@@ -58,7 +53,7 @@ def pack_matrices(matrices: Int4Matrices) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """All INT4 experts on the device, packed once at load; a layer's part is a view."""
+    """All INT4 experts on the device, packed at load time."""
 
     gate_up: Tensor  # words [layers, E, 2F, D / 8]
     gate_up_params: Tensor  # [layers, E, 2F, D / group]
@@ -67,17 +62,17 @@ class PackedExperts:
 
     @classmethod
     def empty(cls, spec: ModelSpec, group: int, device: torch.device | str) -> PackedExperts:
-        """Room for the experts of `spec`; `group` is cut to the row where the row is shorter."""
+        """Zeros for the experts of `spec`; `group` is limited to the length of the row."""
         layers, experts, wide, hidden = spec.num_moe_layers, spec.num_experts, 2 * spec.expert_inter, spec.hidden
 
-        def room(num_out: int, num_in: int, per: int) -> Tensor:
+        def zeros(num_out: int, num_in: int, per: int) -> Tensor:
             return torch.zeros(layers, experts, num_out, num_in // per, dtype=torch.int32, device=device)
 
         return cls(
-            room(wide, hidden, OCTET),
-            room(wide, hidden, min(group, hidden)),
-            room(hidden, spec.expert_inter, OCTET),
-            room(hidden, spec.expert_inter, min(group, spec.expert_inter)),
+            zeros(wide, hidden, OCTET),
+            zeros(wide, hidden, min(group, hidden)),
+            zeros(hidden, spec.expert_inter, OCTET),
+            zeros(hidden, spec.expert_inter, min(group, spec.expert_inter)),
         )
 
     def set_layer(self, layer: int, gate: Int4Matrices, up: Int4Matrices, down: Int4Matrices) -> None:
@@ -97,7 +92,7 @@ class PackedExperts:
 
 @triton.jit
 def _load_octets(octets, scales, at, OCTETS: tl.constexpr):
-    """Pairs a…d and scales of the octets `at` [RUNS, 4]."""
+    """Pairs a…d and scales of octets `at` [RUNS, 4]."""
     a, b = tl.load(octets + at), tl.load(octets + OCTETS + at)
     c, d = tl.load(octets + 2 * OCTETS + at), tl.load(octets + 3 * OCTETS + at)
     return a, b, c, d, tl.load(scales + at)
@@ -105,19 +100,19 @@ def _load_octets(octets, scales, at, OCTETS: tl.constexpr):
 
 @triton.jit
 def _product(a, b, IS_LONE: tl.constexpr):
-    """a * b. A product that a thread has only one of must not be fused into the sum across lanes that follows it.
+    """a * b. If IS_LONE, prevents fusing with the cross-lane sum that follows, where a thread has one product.
 
-    Each lane would add the others' rounded products to its own unrounded one, and hold a sum of its own.
+    Fused, each lane would add the rounded products of others to its own unrounded one, and lanes would disagree.
     """
     return tl.fma(a, b, 0.0) if IS_LONE else a * b
 
 
 @triton.jit
 def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexpr, IS_LONE: tl.constexpr = False):
-    """Per run and row, sum of weight * x over the run's 32 channels: [RUNS, BLOCK_N].
+    """Sum of weight * x over the 32 channels of each run, per run and row: [RUNS, BLOCK_N].
 
-    Runs come first because the compiler deals the lanes of a warp out from there: neighbouring lanes then read
-    neighbouring runs of one row, and activations need no exchange between threads.
+    Runs are the first axis because the compiler distributes a warp's lanes along it: adjacent lanes then read
+    adjacent runs of one row, and activations need no exchange between threads.
 
     words: codes int32 [RUNS, BLOCK_N, 4]. packed_scales: int32 [RUNS, BLOCK_N]. The rest: [RUNS, 4].
     """
@@ -132,7 +127,7 @@ def _weighted_sums(words, packed_scales, a, b, c, d, x_scales, DP2A: tl.constexp
 
 @triton.jit
 def _load_codes(words, packed_scales, runs, inside):
-    """Codes [RUNS, BLOCK_N, 4] at words [RUNS, BLOCK_N], and their scales, 0 where not `inside` [RUNS]."""
+    """Codes [RUNS, BLOCK_N, 4] at words [RUNS, BLOCK_N] and their scales; 0 outside `inside` [RUNS]."""
     lanes = tl.arange(0, 4)
     codes = tl.load(words[:, :, None] + lanes[None, None, :], mask=inside[:, None, None], other=0)
     return codes, tl.load(packed_scales, mask=inside[:, None], other=0)
@@ -151,14 +146,14 @@ def _gate_up(
     lanes = tl.arange(0, 4)
     chosen = history + tl.load(step) * STEP_STRIDE + rank
     wait_then_release(PDL)
-    expert = tl.load(chosen, cache_modifier=".cg").to(tl.int32)  # its line of the L1 may be from a layer before
+    expert = tl.load(chosen, cache_modifier=".cg").to(tl.int32)  # the L1 line can be stale, from an earlier layer
     gate = words + (expert * 2 * F + rows[None, :]) * (RUNS * 4)
     gate_scales = packed_scales + (expert * 2 * F + rows[None, :]) * G
     acc_gate = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     acc_up = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     for r in tl.static_range(0, RUNS, BLOCK_R):
         runs = r + tl.arange(0, BLOCK_R)
-        inside = runs < RUNS  # a run beyond the end meets the last one's activations, with scale 0
+        inside = runs < RUNS  # runs beyond the end have scale 0
         runs = tl.minimum(runs, RUNS - 1)
         codes, scales = gate + runs[:, None] * 4, gate_scales + (runs * G // RUNS)[:, None]
         gate_codes, gate_scale = _load_codes(codes, scales, runs, inside)
@@ -177,11 +172,11 @@ def gate_up(
     x: Octets, words: Tensor, packed_scales: Tensor, routing: RowRouting, inner: Octets, launch: Launch,
     pdl: bool,
 ) -> None:  # fmt: skip
-    """Gate and up of the chosen experts; `launch.block_n` is a multiple of 8.
+    """Gate and up projections of the chosen experts; `launch.block_n` is a multiple of 8.
 
     Args:
-        x: gain * x, of D channels. words, packed_scales: of one layer, [E, 2F, …].
-        inner: of k * F channels, out: times the router's weights.
+        x: gain * x, D channels. words, packed_scales: of one layer, [E, 2F, …].
+        inner: out, k * F channels, multiplied by the router's weights.
     """
     _, wide, num_words = words.shape
     inter, top_k, num_in = wide // 2, routing.weights.shape[0], num_words * OCTET
@@ -199,7 +194,7 @@ def _load_down(
     words, packed_scales, chosen, begin, rows, N: tl.constexpr, RUNS: tl.constexpr, ALL_RUNS: tl.constexpr,
     G: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Codes and scales of BLOCK_R runs from `begin` on, of the chosen experts' rows side by side."""
+    """Codes and scales of BLOCK_R runs from `begin` on, the rows of the chosen experts concatenated."""
     runs = begin + tl.arange(0, BLOCK_R)
     inside = runs < ALL_RUNS
     runs = tl.minimum(runs, ALL_RUNS - 1)
@@ -240,7 +235,7 @@ def _down(
     gains = load_channels(gain, channels, N)
     wait_previous(PDL)
     value = load_channels(x, channels, N)
-    # Sums across threads come last: no load is moved up before their barriers.
+    # Cross-thread sums come last: the compiler moves no load above their barriers.
     main_sums = _down_sums(codes, scales, inner, inner_scales, 0, ALL_RUNS, MAIN, DP2A, False)
     if REST > 0:
         rest_sums = _down_sums(rest_codes, rest_scales, inner, inner_scales, MAIN, ALL_RUNS, REST, DP2A, True)
@@ -261,16 +256,16 @@ def down(
     shared: Tensor, shared_w: Tensor, inner: Octets, words: Tensor, packed_scales: Tensor, routing: RowRouting,
     stream: Stream, gain: Tensor, launch: Launch, pdl: bool,
 ) -> None:  # fmt: skip
-    """stream += W_shared · shared + the chosen experts' down projections of `inner`; to follow `gate_up`.
+    """stream += W_shared · shared + down projections of `inner` by the chosen experts; runs after `gate_up`.
 
     Args:
-        shared: [S], shared_w: [D, S]; S is 0 to run the routed experts alone. The routing may hold its gate.
+        shared: [S], shared_w: [D, S]; S is 0 without a shared expert. Its gate, if any, is the routing's last logit.
         words, packed_scales: of one layer, [E, D, …]. gain: [D], of the next norm.
     """
     _, hidden, num_words = words.shape
     top_k, num_in, num_shared = routing.weights.shape[0], num_words * OCTET, shared_w.shape[-1]
     num_runs = top_k * num_in // _RUN
-    main = pow2(num_runs + 1) // 2  # of the runs, as many as a power of two takes; then the rest
+    main = pow2(num_runs + 1) // 2  # largest power of two in the runs; the rest follows
     _down[(triton.cdiv(hidden, launch.block_n),)](
         shared, shared_w, routing.logits[-1:], inner.values.view(torch.int32), inner.scales, words, packed_scales,
         routing.history, routing.step, stream.x, gain, stream.scaled, stream.squares, N=hidden, S=num_shared,

@@ -1,10 +1,9 @@
-"""LayerNorm of the residual stream, one program per row: for the families whose norm is no single factor per row.
+"""LayerNorm of the residual stream (PhiMoE), one program per row.
 
-x fp32 [T, D], scaled [T, D] model dtype; bytes = T * D * (4 + itemsize)
+    x fp32 [T, D] -> scaled [T, D] model dtype; bytes = T * D * (4 + itemsize)
+
+RMSNorm is one factor per row and is applied by the next product instead (see `Stream`).
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def layer_norm(stream: Stream, gain: Tensor, bias: Tensor, octets: Octets | None
     """stream.scaled = layernorm(stream.x) * gain + bias: gain, bias [D].
 
     Args:
-        octets: of D channels, a multiple of 8; also takes the result, of one row.
+        octets: also receives the result, if there is one row; D is then a multiple of 8.
     """
     num_rows, hidden = stream.x.shape
     assert octets is None or (num_rows == 1 and hidden % OCTET == 0)

@@ -1,19 +1,15 @@
-"""MLA over the latent cache, absorbed in the activations: W_uk is applied to queries, W_uv to sums of latents.
+"""Multi-head latent attention (MLA), absorbed: W_uk is applied to queries, W_uv to weighted sums of latents.
 
-    kv_b  [H * (nope + v), lora] as in the checkpoint: a head's W_uk rows, then its W_uv rows
+    kv_b  [H * (nope + v), lora] as in the checkpoint: per head, W_uk rows, then W_uv rows
     cache [positions, lora + rope] of one layer: RMS-normed latent with gain, then the rotated key
     bytes per layer = kv_b + cache[: position + 1]
 
-Keys are split into `split` positions each; partial softmax sums are merged in split order. A row reads only
-the splits that it can see, and everything about a row depends on its own position alone: one launch
-configuration serves draft, plain decoding and verification, with the same bits per row.
+Split-K attention, merged in split order by `specter.kernels.partials`. A row reads only the splits in its causal
+range: one launch configuration serves draft, plain decoding and verification with equal bits per row.
 
-`position`, and the cache below it, must be complete before the pass's first kernel starts, which therefore must
-not be launched early: they are read without waiting for the previous kernel.
+`position` and the cache before it are read without waiting for the previous kernel: they must be complete before
+the pass's first kernel, which is therefore not launched early.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -28,12 +24,12 @@ from specter.kernels.device import TILE, pow2, wait_previous
 from specter.kernels.partials import CHUNK, MASKED, Partials, merge, merged
 from specter.models.spec import ModelSpec
 
-_LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
+_LATENT_NORM_EPS = 1e-6  # fixed in the published model, independent of rms_norm_eps
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Shape of the attention, and its launch choices."""
+    """Attention shape and launch parameters."""
 
     num_heads: int
     nope: int
@@ -54,7 +50,7 @@ class Heads:
 
 
 @triton.jit
-def _turn(even, odd, cos, sin):
+def _rotate(even, odd, cos, sin):
     return even * cos - odd * sin, even * sin + odd * cos
 
 
@@ -88,7 +84,7 @@ def _absorb(
             q_pe = qkv + rows[:, None] * STRIDE + head * QK + NOPE + 2 * pairs[None, :]
             even = tl.load(q_pe, mask=real, other=0.0).to(tl.float32)
             odd = tl.load(q_pe + 1, mask=real, other=0.0).to(tl.float32)
-            even, odd = _turn(even, odd, tl.load(cos + angles), tl.load(sin + angles))
+            even, odd = _rotate(even, odd, tl.load(cos + angles), tl.load(sin + angles))
             tl.store(out + LORA + 2 * pairs[None, :], even.to(queries.dtype.element_ty), mask=real)
             tl.store(out + LORA + 2 * pairs[None, :] + 1, odd.to(queries.dtype.element_ty), mask=real)
     else:
@@ -103,7 +99,7 @@ def _absorb(
         angles = at[:, None] * (ROPE // 2) + pairs[None, :]
         even = tl.load(source + LORA + 2 * pairs[None, :], mask=real, other=0.0).to(tl.float32)
         odd = tl.load(source + LORA + 2 * pairs[None, :] + 1, mask=real, other=0.0).to(tl.float32)
-        even, odd = _turn(even, odd, tl.load(cos + angles), tl.load(sin + angles))
+        even, odd = _rotate(even, odd, tl.load(cos + angles), tl.load(sin + angles))
         tl.store(target + LORA + 2 * pairs[None, :], even.to(cache.dtype.element_ty), mask=real)
         tl.store(target + LORA + 2 * pairs[None, :] + 1, odd.to(cache.dtype.element_ty), mask=real)
 
@@ -112,11 +108,11 @@ def absorb(
     heads: Heads, qkv: Tensor, kv_b: Tensor, kv_gain: Tensor, rotary: tuple[Tensor, Tensor], position: Tensor,
     queries: Tensor, cache: Tensor, pdl: bool,
 ) -> None:  # fmt: skip
-    """Appends the rows to the cache and lays their queries into the latent space.
+    """Appends latents and rotated keys to the cache and projects queries into the latent space.
 
     Args:
         qkv: [T, H * (nope + rope) + lora + rope]. rotary: cos, sin fp32 [positions, rope / 2].
-        position: int32 [1], of row 0; row t goes to position + t. queries: [T, H, lora + rope] out.
+        position: int32 [1], of row 0; row t is written at position + t. queries: [T, H, lora + rope] out.
         cache: [positions, lora + rope], rows written in place.
     """
     num_rows, block_c = qkv.shape[0], min(heads.block_c, heads.lora)
@@ -139,21 +135,21 @@ def _attend(
     end = begin + row
     heads = tl.arange(0, BLOCK_H)
     real = (heads < H)[:, None]
-    latents, turned = tl.arange(0, LORA), LORA + tl.arange(0, ROPE)
+    latents, rotated = tl.arange(0, LORA), LORA + tl.arange(0, ROPE)
     keys = split * SPLIT + tl.arange(0, SPLIT)
     at = cache + keys[:, None] * WIDTH
-    old = (keys < begin)[:, None]  # of earlier passes: they need not be waited for
+    old = (keys < begin)[:, None]  # of earlier passes: complete, no wait needed
     old_latent = tl.load(at + latents[None, :], mask=old, other=0.0)
-    old_key = tl.load(at + turned[None, :], mask=old, other=0.0)
+    old_key = tl.load(at + rotated[None, :], mask=old, other=0.0)
     wait_previous(PDL)
     if split * SPLIT <= end:
         seen = keys <= end
         new = seen[:, None] & (keys >= begin)[:, None]
         latent = tl.where(old, old_latent, tl.load(at + latents[None, :], mask=new, other=0.0))
-        key = tl.where(old, old_key, tl.load(at + turned[None, :], mask=new, other=0.0))
+        key = tl.where(old, old_key, tl.load(at + rotated[None, :], mask=new, other=0.0))
         base = queries + (row * H + heads)[:, None] * WIDTH
         q = tl.load(base + latents[None, :], mask=real, other=0.0)
-        q_pe = tl.load(base + turned[None, :], mask=real, other=0.0)
+        q_pe = tl.load(base + rotated[None, :], mask=real, other=0.0)
         scores = tl.dot(q, tl.trans(latent), input_precision="ieee")
         scores += tl.dot(q_pe, tl.trans(key), input_precision="ieee")
         scores = tl.where(seen[None, :], scores * scale, MASKED)
@@ -167,7 +163,7 @@ def _attend(
 
 
 def attend(heads: Heads, queries: Tensor, cache: Tensor, position: Tensor, partials: Partials, pdl: bool) -> None:
-    """Partial sums of row t over the cache up to position + t; splits beyond that are not written.
+    """Partial sums of row t over positions 0…position + t; later splits are not written.
 
     Args:
         queries: [T, H, lora + rope]. cache: [positions, lora + rope].
@@ -198,7 +194,7 @@ def _values(
 
 
 def values(heads: Heads, partials: Partials, kv_b: Tensor, position: Tensor, out: Tensor, pdl: bool) -> None:
-    """One row's merged partial sums through W_uv: out [H * v]."""
+    """Merges one row's partial sums and applies W_uv: out [H * v]."""
     num_splits, block_v = partials.sums.shape[1], min(heads.block_v, heads.v)
     _values[(heads.num_heads, heads.v // block_v)](
         partials.sums, partials.peaks, partials.masses, kv_b, position, out, H=heads.num_heads, NOPE=heads.nope,
@@ -229,7 +225,7 @@ def _project(
 def merge_and_project(
     heads: Heads, partials: Partials, kv_b: Tensor, position: Tensor, latents: Tensor, out: Tensor, pdl: bool
 ) -> None:
-    """`values` for T rows, in two launches: latents [T, H, lora] and out [T, H * v]."""
+    """`values` for T rows in two launches: latents [T, H, lora], then out [T, H * v]."""
     num_rows, block_v = out.shape[0], min(heads.block_v, heads.v)
     merge(partials, position, latents, heads.split, pdl)
     _project[(heads.num_heads, heads.v // block_v, triton.cdiv(num_rows, TILE))](

@@ -1,7 +1,7 @@
-"""A row of activations as 16-bit integers, one scale per eight channels: what INT4 codes are multiplied with."""
+"""A row of activations as int16 with one fp32 scale per eight channels, for products with INT4 codes.
 
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
+values int16 [4, K / 8, 2], scales fp32 [K / 8]; bytes = 2.5 K
+"""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-OCTET = 8  # channels whose codes share a word
-_LARGEST, _SMALLEST = 32767, 1e-30  # value and peak of an octet; as in `store_octets`
+OCTET = 8  # channels whose codes share one int32
+_LARGEST, _SMALLEST = 32767, 1e-30  # value, peak of an octet; equal to those in `store_octets`
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Octets:
 
     @classmethod
     def of(cls, x: Tensor) -> Octets:
-        """What a kernel makes of x [K]."""
+        """Quantises x [K] as `store_octets` does."""
         octets = x.float().view(-1, OCTET)
         scales = octets.abs().amax(1).clamp(min=_SMALLEST) / _LARGEST
         values = (octets / scales[:, None] + 0.5).floor().to(torch.int16)
@@ -45,7 +45,7 @@ class Octets:
 
 @triton.jit
 def store_octets(x, octet, octets, scales, limit, OCTETS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Stores x fp32 [BLOCK_N] as the octets from `octet` on, up to `limit`; OCTETS: octets of the whole row."""
+    """Stores x fp32 [BLOCK_N] as octets `octet`…`limit` - 1; OCTETS: octets in the whole row."""
     parts = tl.reshape(x, (BLOCK_N // 8, 8))
     scale = tl.maximum(tl.max(tl.abs(parts), axis=1), 1e-30) / 32767.0
     values = tl.floor(parts / scale[:, None] + 0.5).to(tl.int16)
@@ -57,13 +57,13 @@ def store_octets(x, octet, octets, scales, limit, OCTETS: tl.constexpr, BLOCK_N:
 
 @triton.jit
 def _pair(codes, x, SHIFT: tl.constexpr):
-    """Two codes, bytes of `codes`, times the two 16-bit halves of x."""
+    """Dot product of two codes (bytes of `codes`) with the two int16 halves of x."""
     return ((codes >> SHIFT) & 15) * ((x << 16) >> 16) + ((codes >> (SHIFT + 8)) & 15) * (x >> 16)
 
 
 @triton.jit
 def octet_sums(words, a, b, c, d, DP2A: tl.constexpr):
-    """Sum of code * value over the octet of every word, exact, as fp32; a…d: the octet's pairs of values."""
+    """Sum of code * value over each word's octet, exact, as fp32; a…d: pairs of values of the octet."""
     if DP2A:
         bits = tl.inline_asm_elementwise(
             """{

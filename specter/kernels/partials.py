@@ -1,11 +1,10 @@
-"""Softmax over keys that are split between programs: what each leaves behind, and how it is merged, in split order.
+"""Split-K softmax: partial results of each split of keys, merged in split order.
 
-A row reads only the splits that it can see, so that everything about it depends on its own position alone.
-bytes = rows * splits seen * H * (W + 2) * 4
+    sums fp32 [T, splits, H, W], peaks and masses fp32 [T, splits, H] -> out [T, H * W] model dtype
+    bytes = T * splits in range * H * (W + 2) * 4
+
+A row reads only the splits in its causal range, so its bits depend on its own position alone.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from torch import Tensor
 
 from specter.kernels.device import pow2, wait_previous
 
-MASKED = -1e30  # the score of a key that a row does not see: its exp is exactly 0
+MASKED = -1e30  # score of a key outside the causal range: exp gives exactly 0
 CHUNK = 16  # splits merged at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Per row, split and head: unnormalised sums of values, the largest score, the sum of weights; all fp32."""
+    """Per row, split and head: unnormalised sums of values, largest score, sum of weights; fp32."""
 
     sums: Tensor  # [T, splits, H, W]
     peaks: Tensor  # [T, splits, H]
@@ -77,7 +76,7 @@ def _merge(
 
 
 def merge(partials: Partials, position: Tensor, out: Tensor, split: int, pdl: bool) -> None:
-    """out [T, H * W] of the partial sums of row t over positions 0…position + t; `split` positions each."""
+    """out [T, H * W]: merges row t over positions 0…position + t; a split has `split` positions."""
     _, num_splits, num_heads, width = partials.sums.shape
     _merge[(num_heads, out.shape[0])](
         partials.sums, partials.peaks, partials.masses, position, out, H=num_heads, W=width, SPLITS=num_splits,

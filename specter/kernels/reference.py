@@ -1,4 +1,4 @@
-"""Reference kernels in plain torch: any device, no tuning, and the bits that other kernels are held to."""
+"""Reference kernels in plain torch, for any device; the tests compare the other kernels with these bits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Product = Callable[[Tensor, Tensor, Tensor], object]  # (a [M, K], b [K, N], out
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """The matrix product of this device's BLAS."""
+    """out = a @ b by the device's BLAS."""
     torch.mm(a, b, out=out)
 
 
 def tiled_product(mm: Product, x: Tensor, weight: Tensor, tile: int, out: Tensor | None = None) -> Tensor:
-    """x [n * tile, K] @ weight [K, N], one product of `tile` rows at a time: a row's bits depend on no other tile."""
+    """x [n * tile, K] @ weight [K, N], one product per `tile` rows: a row's bits depend on no other tile."""
     if out is None:
         out = x.new_empty(x.shape[0], weight.shape[1])
     if x.shape[0] == tile:
@@ -35,5 +35,5 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def gated_(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, in the place of gate."""
+    """silu(gate) * up, written into `gate`."""
     return F.silu(gate, inplace=True).mul_(up)

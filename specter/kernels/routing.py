@@ -1,11 +1,9 @@
-"""How logits become experts and weights, and the routing of the draft's one row.
+"""Router rules (logits to experts and weights), and top-k of the draft's single row.
 
-The row is routed by the last of the programs that compute router logits: no launch of its own, and none of the
-kernels after it decides anything. bytes: E logits.
+    logits fp32 [E] -> weights fp32 [k], history int16 [steps, k], counts int32 [E]; bytes = 4 E
+
+The last program to finish computing router logits also selects the experts: no separate launch.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from specter.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a family's router chooses and weighs; see `specter.models.routing`."""
+    """Router of a family; see `specter.models.routing`."""
 
     scaling: float = 1.0  # multiplies weights
     is_normed: bool = False  # weights are divided by their sum
@@ -32,7 +30,7 @@ class Rule:
     def of(cls, spec: ModelSpec) -> Rule:
         """
         Raises:
-            SpecterError: a router that the kernels do not serve.
+            SpecterError: the router is not supported.
         """
         if spec.num_groups > 1:
             raise SpecterError(
@@ -45,46 +43,43 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class RowRouting:
-    """What one MoE layer's router says of the draft's row, and who was chosen at every step so far."""
+    """Routing of the draft's row in one MoE layer, with the choices of all steps so far."""
 
-    logits: Tensor  # fp32 [E], or [E + 1] with the gate of the shared expert
+    logits: Tensor  # fp32 [E], or [E + 1] with the shared expert's gate
     scale: Tensor  # fp32 [1], 1 / rms of the row: multiplies gain * x
     weights: Tensor  # fp32 [k], by `rule`
     history: Tensor  # int16 [steps, k], a view
-    counts: Tensor  # int32 [E], + 1 each time
-    step: Tensor  # int32 [1], the row of `history` to write; complete before the pass's first kernel starts
+    counts: Tensor  # int32 [E], incremented for each choice
+    step: Tensor  # int32 [1], row of `history` to write; complete before the pass's first kernel starts
     arrived: Tensor  # int32 [1], programs that have stored their logits; 0 between kernels
     rule: Rule
     is_gated: bool = False  # the last logit is the shared expert's gate
 
     @classmethod
     def empty(cls, history: Tensor, counts: Tensor, step: Tensor, rule: Rule, is_gated: bool = False) -> RowRouting:
-        """With scratch of its own: history [steps, k], counts [E]."""
-
-        def room(size: int) -> Tensor:
-            return torch.zeros(size, device=history.device)
-
+        """Allocates scratch buffers: history [steps, k], counts [E]."""
+        sizes = counts.shape[0] + is_gated, 1, history.shape[1]
+        logits, scale, weights = (torch.zeros(size, device=history.device) for size in sizes)
         arrived = torch.zeros(1, dtype=torch.int32, device=history.device)
-        scratch = room(counts.shape[0] + is_gated), room(1), room(history.shape[1])
-        return cls(*scratch, history, counts, step, arrived, rule, is_gated)
+        return cls(logits, scale, weights, history, counts, step, arrived, rule, is_gated)
 
 
 @triton.jit
 def mixer_keys(scores, experts, E: tl.constexpr, BLOCK_E: tl.constexpr, TAKEN: tl.constexpr):
-    """Keys int64 [M, BLOCK_E] that order as (score descending, index ascending) does; TAKEN where there is no expert.
+    """Keys int64 [M, BLOCK_E], ordered as (score descending, index ascending); TAKEN beyond E.
 
-    All comparable, scores that are no numbers too, so that every rank is taken by exactly one expert.
+    All keys are comparable, those of NaN included, so each rank goes to exactly one expert.
     """
     bits = scores.to(tl.int32, bitcast=True)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # a negative float's bits fall where the float rises
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # bits of negative floats order in reverse
     return tl.where(experts < E, bits.to(tl.int64) * BLOCK_E + (BLOCK_E - 1 - experts), TAKEN)
 
 
 @triton.jit
 def mixer_weight(scores, left, picked, jitter):
-    """Sparsemixer's weight [M] of the expert `picked`, the best of `left`; all [M, BLOCK_E].
+    """Sparsemixer weight [M] of the expert `picked`, the best of `left`; arguments [M, BLOCK_E].
 
-    Its share in a softmax over those of `left` that are within 2 * jitter of it, relatively.
+    Softmax share among the experts of `left` within a relative distance of 2 * jitter.
     """
     peak = tl.sum(tl.where(picked, scores, 0.0), axis=1)[:, None]
     is_far = (peak - scores) / tl.maximum(tl.abs(scores), peak) > 2 * jitter
@@ -98,15 +93,14 @@ def route_if_last(
     TOP_K: tl.constexpr, STEP_STRIDE: tl.constexpr, NORMED: tl.constexpr, MIXER: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Top-k by the family's rule (ties: the lower index); each of PROGRAMS programs calls it, its logits stored."""
-    tl.debug_barrier()  # all threads' stores come before the one thread's arrival
+    """Top-k by the family's rule (ties: lower index); all PROGRAMS programs call it after storing their logits."""
+    tl.debug_barrier()  # orders all threads' stores before the arrival
     if tl.atomic_add(arrived, 1) == PROGRAMS - 1:
         tl.store(arrived, 0)
         experts = tl.arange(0, BLOCK_E)
-        # From the L2, where the other programs' stores are.
+        # .cg reads the L2, which has the other programs' stores.
         scores = tl.load(logits + experts, mask=experts < E, other=float("-inf"), cache_modifier=".cg")
         if MIXER:
-            # Keys order as ranks do, so that a rank is the number of better keys; weights come one after the other.
             lone = scores[None, :]
             keys = mixer_keys(lone, experts[None, :], E, BLOCK_E, -4611686018427387904)
             rank = tl.zeros((BLOCK_E,), tl.int32) + TOP_K
@@ -121,8 +115,7 @@ def route_if_last(
         else:
             shares = tl.exp(scores - tl.max(scores, axis=0))
             shares = shares / tl.sum(shares, axis=0)
-            # The bits of a non-negative float order as integers do; unlike floats, all are comparable, NaN too, so
-            # that every rank is taken by exactly one expert.
+            # Compares bits: they order as non-negative floats do, NaN included, so each rank goes to one expert.
             bits = shares.to(tl.int32, bitcast=True)
             is_tie_won = (bits[None, :] == bits[:, None]) & (experts[None, :] < experts[:, None])
             rank = tl.sum(((bits[None, :] > bits[:, None]) | is_tie_won).to(tl.int32), axis=1)

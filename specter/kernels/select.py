@@ -1,15 +1,13 @@
-"""Embedding in, token out: the two ends of a step, so that a step's token feeds the next without the host.
+"""Embedding lookup and token selection on the device: a step's token feeds the next without the host.
 
-token = argmax(logits / T + Gumbel(seed, position)), ties to the lower token, over the first `num_tokens` of the
-V logits of a row: the others belong to rows that pad the vocabulary, of which no tokenizer knows. The noise is that of
-`specter.speculation.noise`, number for number (Philox 4x32-10 of (seed, position, token / 4); logarithms in fp64,
-since fp32 has none of the numbers next to 1 that the largest noise comes from), and a token's noise does not depend
-on the size of the vocabulary: the device chooses what the sampler on the host would. Nothing here cuts by top-k or
-top-p. bytes: one embedding row; logits fp32 [T, V].
+    tokens int32 [T], embedding [V, D] -> residual stream [T, D];  logits fp32 [T, V] -> tokens int32 [T]
+    bytes = T * D * itemsize for the embedding, 4 * T * V for the logits
+
+token = argmax(logits / temperature + Gumbel(seed, position)), ties to the lower token, over the first `num_tokens`
+logits; the rest pad the vocabulary. The noise equals `specter.speculation.noise` bit for bit: Philox 4x32-10 of (seed,
+position, token / 4), logarithms in fp64 because fp32 lacks the values near 1 from which the largest noise comes. It
+does not depend on the vocabulary's size, so the device selects the token of the host's sampler. No top-k, no top-p.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def _embed(
 
 
 def embed(tokens: Tensor, embedding: Tensor, stream: Stream, gain: Tensor, pdl: bool) -> None:
-    """stream = embedding [V, D] of tokens int32 [T], in blocks of `BLOCK_D` channels; gain [D] of the first norm."""
+    """stream = embedding [V, D] of tokens int32 [T], in blocks of `BLOCK_D` channels; gain [D] of the next norm."""
     num_rows, hidden = stream.x.shape
     num_blocks = triton.cdiv(hidden, BLOCK_D)
     _embed[(num_rows, num_blocks)](
@@ -55,7 +53,7 @@ def embed(tokens: Tensor, embedding: Tensor, stream: Stream, gain: Tensor, pdl: 
 
 @triton.jit
 def _gumbel(seed, position, tokens):
-    """`specter.speculation.noise.gumbel` at the given tokens, fp32."""
+    """`specter.speculation.noise.gumbel` at `tokens`, fp32."""
     zero = tokens * 0
     a, b, c, d = tl.philox(seed, tokens // 4, position + zero, zero, zero, 10)
     lane = tokens % 4
@@ -74,7 +72,7 @@ def _scan(
     wait_previous(PDL)
     scores = tl.load(logits + row * V + at, mask=at < LIMIT, other=float("-inf"))
     if SAMPLED:
-        # Divided as exactly as the host does it; a product with 1 / T can be another number.
+        # Correctly rounded division as on the host; multiplying by 1 / T can differ.
         scores = tl.div_rn(scores, tl.full(scores.shape, 0.0, tl.float32) + temperature)
         scores += _gumbel(seed, tl.load(position) + row + 1, at)
     tl.store(peaks + row * BLOCKS + block, tl.max(scores, axis=0))
@@ -103,10 +101,10 @@ def _decide(
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """How a token is chosen; greedy if `temperature` is None.
+    """Parameters and scratch of token selection; greedy if `temperature` is None.
 
     Attributes:
-        num_tokens: only the first so many logits of a row are tokens.
+        num_tokens: number of leading logits of a row that are tokens.
         peaks, tokens: fp32, int32 [T, num_tokens / 1024] scratch.
     """
 
@@ -143,11 +141,11 @@ class Selection:
         )  # fmt: skip
 
     def choose(self, logits: Tensor, position: Tensor, out: Tensor, pdl: bool) -> None:
-        """out int32 [T]: row t's token for position + t + 1, of logits fp32 [T, V]; position int32 [1]."""
+        """out int32 [T]: token of row t, at position + t + 1, from logits fp32 [T, V]; position int32 [1]."""
         self._scan(logits, position, pdl)
         self._decide(logits.shape[0], out, out, position, position, False, pdl)
 
     def advance(self, logits: Tensor, out: Tensor, feed: Tensor, position: Tensor, step: Tensor, pdl: bool) -> None:
-        """One row's token goes to out[step] and feed[0]; then position and step (int32 [1] each) move on by one."""
+        """Stores one row's token in out[step] and feed[0], then increments position and step (int32 [1])."""
         self._scan(logits, position, pdl)
         self._decide(1, out, feed, position, step, True, pdl)

@@ -1,14 +1,11 @@
-"""One row through a matrix: y = W x, streamed once (the draft's dense products).
+"""Matrix-vector products of the draft: y = W x for one row, W streamed once.
 
-    W [N, K] model dtype, x [K] model dtype; bytes = N * K * itemsize, and nothing else of weight.
+    W [N, K] model dtype, x [K] model dtype; bytes = N * K * itemsize
 
-A program owns `block_n` output channels and reads their rows in chunks of `block_k`, 16 bytes per thread and
-load; the first chunk is asked for before the previous kernel's results are waited for. Partial sums stay in
-registers until one reduction at the end. These kernels serve the draft, which needs no invariance of rows.
+A program owns `block_n` output channels and reads their rows in chunks of `block_k`, 16 bytes per thread and load.
+It loads the first chunk before it waits for the previous kernel. Partial sums stay in registers until one final
+reduction. The draft needs no row invariance.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from specter.kernels.device import Launch, Stream, inverse_rms, load_squares, po
 from specter.kernels.octets import Octets, store_octets
 from specter.kernels.routing import RowRouting, Rule, route_if_last
 
-VECTOR = 8  # channels that one thread sums before anything is exchanged
+VECTOR = 8  # channels summed by one thread before any exchange
 
 
 @triton.jit
 def load_chunk(w, rows, ks, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Columns k… of the given rows; zero beyond K."""
+    """w[rows, k: k + BLOCK_K]; zero beyond K."""
     pointers = w + rows[:, None] * K + (k + ks)[None, :]
     if k + BLOCK_K <= K:
         return tl.load(pointers)
@@ -41,20 +38,20 @@ def load_vector(x, ks, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def fold(tile, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr):
-    """Sums of VECTOR neighbouring products: [BLOCK_N, BLOCK_K] -> [BLOCK_N, BLOCK_K / VECTOR]."""
+    """Sums of VECTOR adjacent products: [BLOCK_N, BLOCK_K] -> [BLOCK_N, BLOCK_K / VECTOR]."""
     products = tile.to(tl.float32) * x[None, :]
     return tl.sum(tl.reshape(products, (BLOCK_N, BLOCK_K // VECTOR, VECTOR)), axis=2)
 
 
 @triton.jit
 def load_channels(x, channels, N: tl.constexpr):
-    """x [N] at `channels`, fp32, 0 beyond; asked for before a product so that it is there after it."""
+    """x [N] at `channels`, fp32, 0 beyond N; load before a product to hide the latency."""
     return tl.load(x + channels, mask=channels < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_stream(value, gain, x, scaled, squares, channels, N: tl.constexpr):
-    """x [N] = value at `channels`, with what the next norm needs (see `Stream`); returns gain * value."""
+    """Stores value in x [N] at `channels`, with the inputs of the next norm (see `Stream`); returns gain * value."""
     inside = channels < N
     tl.store(x + channels, value, mask=inside)
     tl.store(squares + tl.program_id(0), tl.sum(tl.where(inside, value * value, 0.0), axis=0))
@@ -67,7 +64,7 @@ def store_stream(value, gain, x, scaled, squares, channels, N: tl.constexpr):
 def partial_product(
     first, x, w, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr
 ):  # fmt: skip
-    """Rows `rows` of W, of which `first` is the first chunk, times x: fp32 [BLOCK_N, BLOCK_K / VECTOR], unsummed."""
+    """W[rows] · x as fp32 [BLOCK_N, BLOCK_K / VECTOR], not yet reduced; `first` is the first chunk of W."""
     ks = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
@@ -99,7 +96,7 @@ def _linear(
 def norm_linear(
     stream: Stream, w: Tensor, out: Tensor, eps: float, launch: Launch, pdl: bool, bias: Tensor | None = None
 ) -> None:
-    """out [N] = W · norm(stream) + bias: stream of one row of K channels, W [N, K], bias [N]."""
+    """out [N] = W · norm(stream) + bias: one row of K channels, W [N, K], bias [N]."""
     num_out, num_in = w.shape
     num_blocks = stream.squares.shape[1]
     _linear[(triton.cdiv(num_out, launch.block_n),)](
@@ -136,10 +133,10 @@ def linear_residual(
     x: Tensor, w: Tensor, stream: Stream, gain: Tensor, octets: Octets | None, launch: Launch, pdl: bool,
     bias: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """stream += W · x + bias: x [K], W [D, K], bias [D]; scaled by the next norm's gain [D].
+    """stream += W · x + bias: x [K], W [D, K], bias [D]; gain [D] of the next norm.
 
     Args:
-        octets: of D channels, also takes gain * x; `launch.block_n` is then a multiple of 8.
+        octets: D channels, also receives gain * stream; `launch.block_n` is then a multiple of 8.
     """
     num_out, num_in = w.shape
     _residual[(triton.cdiv(num_out, launch.block_n),)](
@@ -158,7 +155,7 @@ def _norm_gated(
     NORMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs: the router's R channels in blocks of 2 BLOCK_N first, then blocks of BLOCK_N gate and up channels."""
+    """Program order: the router's R channels in blocks of 2 BLOCK_N, then BLOCK_N gate and up channels each."""
     ks = tl.arange(0, BLOCK_K)
     num_router: tl.constexpr = (R + 2 * BLOCK_N - 1) // (2 * BLOCK_N)
     pid = tl.program_id(0)
@@ -198,15 +195,15 @@ def _norm_gated(
 def norm_gated(
     stream: Stream, w: Tensor, inner: Tensor, routing: RowRouting | None, eps: float, launch: Launch, pdl: bool
 ) -> None:
-    """inner [F] = silu(gate) * up of norm(stream), and the layer's routing, scale included.
+    """inner [F] = silu(gate) * up of norm(stream), and the layer's routing with its scale.
 
     Args:
-        w: [R + 2F, K]: router (none in a dense layer, where `routing` is None) with the gate of the shared expert if
-            there is one, gate, up; F is 0 where there is no shared expert.
+        w: [R + 2F, K]: router (absent in a dense layer, where `routing` is None) with the shared expert's gate if it
+            has one, then gate, then up; F is 0 without a shared expert.
     """
     num_inner, num_in, num_blocks = inner.shape[0], w.shape[1], stream.squares.shape[1]
     num_router, num_experts, top_k, stride, rule = 0, 0, 0, 0, Rule()
-    parts = (stream.x,) * 7  # never touched
+    parts = (stream.x,) * 7  # placeholders, not accessed
     if routing is not None:
         num_router, top_k = routing.logits.shape[0], routing.weights.shape[0]
         num_experts = num_router - routing.is_gated

@@ -1,15 +1,12 @@
-"""Dense products of the target: y = x W^T on tiles of 16 rows, the same bits for a row whatever runs beside it.
+"""Dense products of the target: y = x W^T on tiles of 16 rows; a row's bits do not depend on other rows.
 
-    x [T, K], W [N, K] model dtype; bytes = N * K * itemsize, read from device memory once: the programs of all
-    row tiles of one block of channels run side by side, and all but one of them hit the L2.
+    x [T, K], W [N, K] model dtype; bytes = N * K * itemsize, read from device memory once: programs of all row tiles
+    of a block of channels are adjacent, and all but one hit the L2
 
-One configuration whatever T is. A program reads the whole of K in steps of `block_k`; within a step every warp
-multiplies a part of its own, and the warps' sums are joined once, in order: a chain of K / 16 dependent matrix
-instructions would take longer than the bytes do.
+One configuration for every T. A program reads all of K in steps of `block_k`. Within a step each warp multiplies its
+own part of K, and the warps' sums are added once, in order: a chain of K / 16 dependent matrix instructions would take
+longer than the memory traffic.
 """
-
-# mypy: disable-error-code=no-untyped-def
-# (the arguments of a kernel are typed by its launch)
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from specter.kernels.device import TILE, Launch, Stream, inverse_rms, load_squar
 
 @triton.jit
 def load_parts(x, rows, k, real, K: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """x[rows, k: k + BLOCK_K] as [PARTS, rows, BLOCK_K / PARTS]; rows where `real` is false, and k beyond K, are 0."""
+    """x[rows, k: k + BLOCK_K] as [PARTS, rows, BLOCK_K / PARTS]; 0 where `real` is false and beyond K."""
     parts, ks = tl.arange(0, PARTS), tl.arange(0, BLOCK_K // PARTS)
     at = k + parts[:, None] * (BLOCK_K // PARTS) + ks[None, :]
     pointers = x + rows[None, :, None] * K + at[:, None, :]
@@ -119,8 +116,8 @@ def linear_combine(
     """stream += sigmoid(gates) x W^T + sum over rank r of weights[t, r] * results[t, r], in rank order.
 
     Args:
-        x: [T, K]; K is 0 where there is no shared expert. results: fp32 [T, k, D]. weights: fp32 [T, k].
-        gates: fp32 [T] of any stride; None counts the product once.
+        x: [T, K]; K is 0 without a shared expert. results: fp32 [T, k, D]. weights: fp32 [T, k].
+        gates: fp32 [T] of any stride; None: factor 1.
     """
     _launch_residual(x, w, None, gates, stream, gain, results, weights, weights.shape[1], launch, pdl)
 
@@ -145,7 +142,7 @@ def _norm_gated(
     NORMED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of channels: the router's in blocks of 2 BLOCK_N first, then BLOCK_N gate and up channels each."""
+    """Program order: the router's channels in blocks of 2 BLOCK_N, then BLOCK_N gate and up channels each."""
     num_router: tl.constexpr = (E + 2 * BLOCK_N - 1) // (2 * BLOCK_N)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     real = rows < T
@@ -180,11 +177,11 @@ def _norm_gated(
 def norm_gated(
     stream: Stream, w: Tensor, inner: Tensor, logits: Tensor, scales: Tensor, eps: float, launch: Launch, pdl: bool
 ) -> None:
-    """inner [T, F] = silu(gate) * up and logits fp32 [T, E] of norm(stream), and scales fp32 [T]: norm / scaled.
+    """inner [T, F] = silu(gate) * up and logits fp32 [T, E] of norm(stream); scales fp32 [T] = norm / scaled.
 
     Args:
-        w: [E + 2F, D]: router (none in a dense layer: then E is 0, and scales are left alone), gate, up. The gate of
-            a shared expert is one more row of the router; F is 0 where there is no shared expert.
+        w: [E + 2F, D]: router (absent in a dense layer: E is 0, `scales` is not written), gate, up. The shared
+            expert's gate is one more row of the router; F is 0 without a shared expert.
     """
     (num_rows, num_blocks), num_in = stream.squares.shape, w.shape[1]
     num_experts, num_inner = logits.shape[1], inner.shape[1]
