@@ -1,0 +1,44 @@
+"""Two rounds of every system, operation by operation, against expectations written by hand in rounds/*.txt.
+
+Each line of an expectation is one call of the timeline: what is issued, under which charge of `tariff.TARIFF`, behind
+which events, into which slot; or what the host waits for. Nothing else may be issued, in no other order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from specter.timeline.costs import CostModel
+from tests.charges.runs import open_run
+from tests.charges.tariff import KV_CAPACITY, PAYLOAD, SPEC, TILE_ROWS
+from tests.helpers import CONF
+
+ROUNDS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
+# Systems that combine what others show: a planner or an eviction of one with that of another.
+COMBINED = {"specter_cold_start", "specter_deadline_lru", "specter_retain"}
+
+
+def expectation(path: Path) -> list[str]:
+    lines = path.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("path", ROUNDS, ids=lambda path: path.stem)
+def test_rounds_issue_and_charge_what_is_written_by_hand(path: Path, tmp_path: Path) -> None:
+    system, _, name = path.stem.rpartition("-")
+    link: Literal["slow", "fast"] = "fast" if name == "fast" else "slow"
+    run = open_run(system, tmp_path, link)
+    log = run.generate(prompt_len=1, num_tokens=8 if run.engine.draft_len else 3)
+    assert log[log.index("round 1") :] == expectation(path)
+
+
+def test_every_system_has_an_expectation() -> None:
+    systems = {path.stem for path in (CONF / "system").glob("*.yaml")}
+    assert {path.stem.rpartition("-")[0] for path in ROUNDS} == systems - COMBINED
+
+
+def test_the_payload_is_one_expert() -> None:
+    assert CostModel(SPEC, TILE_ROWS, KV_CAPACITY).payload_bytes == PAYLOAD
