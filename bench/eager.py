@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.measure import MIN_REPEATS, Sample
 from specter.models.cuda.no_gc import no_gc
+from specter.models.hub_config import config_of
 from specter.models.names import canonical
 from specter.models.spec import ModelSpec
 
@@ -34,7 +35,7 @@ def load_eager(weights: Weights, device: torch.device | str, dtype: torch.dtype)
     import transformers  # seconds to import
 
     spec = weights.spec
-    values = {**spec.to_config(), "attn_implementation": "sdpa"}
+    values = {**config_of(spec), "attn_implementation": "sdpa"}
     model_class: Any = getattr(transformers, values["architectures"][0])
     config = model_class.config_class.from_dict(values)
     with torch.device("meta"):

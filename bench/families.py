@@ -37,7 +37,7 @@ from specter.models.cuda.full_size import DTYPE, FullSize, load_full_size
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import Pin
 from specter.models.cuda.weights import GpuKVCache
-from specter.models.spec import FULL_SIZE
+from specter.models.full_size import FULL_SIZE
 from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware, load_hardware
 

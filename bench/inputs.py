@@ -18,7 +18,7 @@ from specter.files import files_digest
 from specter.models.cuda.full_size import FullSize, load_full_size
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import Pin
-from specter.models.spec import DEEPSEEK_V2_LITE
+from specter.models.full_size import FULL_SIZE
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class Inputs:
 
     def load(self, budget: DeviceBudget, console: Console) -> FullSize:
         """The model at full size. Raises SpecterError as `load_full_size`."""
-        return load_full_size(self.checkpoint, self.quantized, DEEPSEEK_V2_LITE, budget, cast(Pin, self.pin), console)
+        return load_full_size(
+            self.checkpoint, self.quantized, FULL_SIZE["deepseek_v2_lite"], budget, cast(Pin, self.pin), console
+        )
 
     def report(self, out: Path, full: FullSize, budget: DeviceBudget) -> Report:
         """An empty report that says what runs on what."""

@@ -25,8 +25,8 @@ from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.checkpoint import Checkpoint
+from specter.models.full_size import FULL_SIZE
 from specter.models.inflation.inflated import InflatedCheckpoint
-from specter.models.spec import FULL_SIZE
 from specter.quantize.calibration import CALIBRATION, TOKENIZER, load_calibration
 from specter.quantize.cli import Options as QuantizeOptions
 from specter.quantize.cli import quantize_model, summary

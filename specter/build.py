@@ -20,7 +20,9 @@ from specter.experts.residency import Residency
 from specter.experts.transfer import Mover, SendBack, Transfer, move_nothing, open_nothing
 from specter.memory import num_slots
 from specter.models.base import Model
-from specter.models.spec import FULL_SIZE, ExpertId, read_spec
+from specter.models.full_size import FULL_SIZE
+from specter.models.hub_config import read_spec
+from specter.models.spec import ExpertId
 from specter.speculation.accept import Sampler
 from specter.timeline.base import Timeline
 from specter.timeline.costs import INT4_BITS, CostModel

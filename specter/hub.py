@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 
 from specter.errors import SpecterError
-from specter.models.spec import read_spec
+from specter.models.hub_config import read_spec
 
 if TYPE_CHECKING:
     from specter.config import RunConfig

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -43,3 +46,18 @@ class Registry(Generic[Entry]):
         if name not in self._entries:
             raise SpecterError(f"{self.kind}={name!r} is unknown", f"use one of: {', '.join(self._entries)}")
         return self._entries[name]
+
+
+@functools.cache
+def import_modules(package: str) -> None:
+    """Imports every module directly in `package`, so that what they register is known.
+
+    Raises:
+        SpecterError: there is no such package.
+    """
+    try:
+        path = importlib.import_module(package).__path__
+    except (ModuleNotFoundError, AttributeError):
+        raise SpecterError(f"{package} is not a package", "name importable packages in extensions") from None
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")

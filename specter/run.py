@@ -21,8 +21,8 @@ from specter.files import check_writable
 from specter.hub import with_local_paths
 from specter.memory import num_slots
 from specter.models.cpu.live import LiveModel
+from specter.models.hub_config import read_spec
 from specter.models.rope import check_prompt
-from specter.models.spec import read_spec
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.results import adhoc_directory, run_id, write_run

@@ -19,7 +19,9 @@ PACKAGES = ("specter", "baselines", "harness", "bench", "tools")
 def imported_files(*modules: str) -> list[Path]:
     """Files of this repository that these modules import, directly or not, themselves included; sorted.
 
-    Imports inside functions count. A package stands for all of its modules. Files that do not exist are left out.
+    Imports inside functions count. A package among `modules`, or one given to `registry.import_modules` by a constant
+    or `__name__`, stands for all of its modules. `NAME/config.json` below an imported package belongs to it. Files that
+    do not exist are left out.
     """
     found: set[Path] = set()
     todo = [path for module in modules for path in _files_of(module, whole_package=True)]
@@ -44,58 +46,62 @@ def _files_of(module: str, whole_package: bool = False) -> Iterator[Path]:
     parts = module.split(".")
     if parts[0] not in PACKAGES:
         return
-    for length in range(1, len(parts)):
-        yield from _if_file(ROOT.joinpath(*parts[:length], "__init__.py"))
     place = ROOT.joinpath(*parts)
-    yield from _if_file(place.with_suffix(".py"))
-    yield from place.rglob("*.py") if whole_package else _if_file(place / "__init__.py")
-
-
-def _if_file(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-
-
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
+    packages = [ROOT.joinpath(*parts[: length + 1], "__init__.py") for length in range(len(parts))]
+    yield from (path for path in (*packages, place.with_suffix(".py")) if path.is_file())
+    if whole_package:
+        yield from place.rglob("*.py")
 
 
 @functools.cache
 def _imports(path: Path) -> list[Path]:
     """Files that one file imports at run time; blocks under `if TYPE_CHECKING` are not executed."""
-    found: list[Path] = []
+    if path.suffix != ".py":
+        return []
+    tree = ast.parse(path.read_text(), str(path))
     skipped = {
         id(node)
-        for block in ast.walk(_tree(path))
+        for block in ast.walk(tree)
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for statement in block.body
         for node in ast.walk(statement)
     }
-    for node in ast.walk(_tree(path)):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        found += [file for name in names for file in _files_of(name)]
+    found = list(path.parent.glob("*/config.json")) if path.name == "__init__.py" else []
+    package = ".".join(path.parent.relative_to(ROOT).parts)
+    for node in ast.walk(tree):
+        if id(node) not in skipped:
+            found += [file for name in _imported_names(node) for file in _files_of(name)]
+            found += [file for name in _whole_packages(node, package) for file in _files_of(name, whole_package=True)]
     return found
+
+
+def _imported_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def _whole_packages(node: ast.AST, package: str) -> list[str]:
+    """The package that a call of `import_modules` names; `package` is the caller's."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "import_modules"):
+        return []
+    argument = node.args[0]
+    if isinstance(argument, ast.Name) and argument.id == "__name__":
+        return [package]
+    return [argument.value] if isinstance(argument, ast.Constant) and isinstance(argument.value, str) else []
 
 
 @functools.cache
 def _content(path: Path) -> str:
-    """A digest of a file's syntax tree without docstrings."""
+    """A digest of a file's syntax tree without docstrings, or of a data file's text."""
+    if path.suffix != ".py":
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     tree = ast.parse(path.read_text(), str(path))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:]
+            match node.body:
+                case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+                    node.body = rest
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()

@@ -111,6 +111,7 @@ TINY_PHI = ModelSpec(
     head_bias=True,
     layer_norm=True,
     norm_eps=1e-5,
+    router="sparsemixer",
     router_jitter=0.01,
     max_positions=1024,
     rope=RopeSpec(

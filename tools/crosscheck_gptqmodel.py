@@ -26,17 +26,18 @@ from safetensors.torch import load_file, save_file
 
 from specter.models.checkpoint import write_checkpoint
 from specter.models.names import on_hub
-from specter.models.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec, RopeSpec
+from specter.models.spec import ModelSpec, RopeSpec
 from specter.quantize.calibration import TOKENIZER
 from specter.quantize.cli import main as quantize
 from specter.quantize.gptq_format import PROJECTIONS, read_directory, tensor_name
 from specter.quantize.int4 import Int4Experts
 from tools.standin.checkpoint import to_hub
 from tools.standin.network import init_weights
+from tools.standin.specs import NARROW
 
 GROUP = 32
 DEEPSEEK = dataclasses.replace(
-    DEEPSEEK_V2_LITE_NARROW,
+    NARROW["deepseek_v2_lite"],
     name="tiny",
     hidden=128,
     num_layers=3,
@@ -56,7 +57,14 @@ SPECS = {
     "deepseek_v2": DEEPSEEK,
     "qwen2_moe": dataclasses.replace(PLAIN, family="qwen2_moe", shared_gate=True),
     "phimoe": dataclasses.replace(
-        PLAIN, family="phimoe", shared_inter=0, o_bias=True, head_bias=True, layer_norm=True, router_jitter=0.01
+        PLAIN,
+        family="phimoe",
+        shared_inter=0,
+        o_bias=True,
+        head_bias=True,
+        layer_norm=True,
+        router="sparsemixer",
+        router_jitter=0.01,
     ),
 }
 

@@ -23,7 +23,7 @@ from harness.recordings import Entry, read_manifest
 from specter.config import SHARED, RunConfig, from_values
 from specter.metrics import distinct_4grams
 from specter.models.cpu.live import LiveModel
-from specter.models.spec import read_spec
+from specter.models.hub_config import read_spec
 from specter.probes.routing import (
     acceptance,
     accepted_runs,

@@ -137,7 +137,7 @@ def route(logits: Tensor, routing: Routing, rule: Rule, pdl: bool) -> None:
     _route[(1,)](
         logits, routing.chosen, routing.weights, routing.pairs, routing.tile_experts, routing.tile_sizes,
         routing.num_tiles, num_rows, rule.scaling, rule.jitter, E=num_experts, STRIDE=logits.stride(0),
-        TOP_K=routing.chosen.shape[1], NORMED=rule.is_normed, MIXER=rule.jitter > 0, BLOCK_E=pow2(num_experts),
+        TOP_K=routing.chosen.shape[1], NORMED=rule.is_normed, MIXER=rule.is_mixer, BLOCK_E=pow2(num_experts),
         BLOCK_T=_ROUTE_ROWS, TILE=TILE, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 

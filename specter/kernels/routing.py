@@ -24,7 +24,8 @@ class Rule:
 
     scaling: float = 1.0  # multiplies weights
     is_normed: bool = False  # weights are divided by their sum
-    jitter: float = 0.0  # above 0: sparsemixer
+    jitter: float = 0.0  # of sparsemixer
+    is_mixer: bool = False  # sparsemixer instead of a softmax
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Rule:
@@ -38,7 +39,7 @@ class Rule:
                 "kernels do not serve",
                 "use clock=virtual, or a checkpoint whose router has one group",
             )
-        return cls(spec.routed_scaling, spec.norm_top_k, spec.router_jitter)
+        return cls(spec.routed_scaling, spec.norm_top_k, spec.router_jitter, spec.router == "sparsemixer")
 
 
 @dataclass(frozen=True, slots=True)

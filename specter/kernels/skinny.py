@@ -215,7 +215,7 @@ def norm_gated(
     grid = triton.cdiv(num_router, 2 * launch.block_n) + triton.cdiv(num_inner, launch.block_n)
     _norm_gated[(grid,)](
         stream.scaled, stream.squares, w, inner, *parts, rule.scaling, rule.jitter, eps, F=num_inner, R=num_router,
-        E=num_experts, K=num_in, TOP_K=top_k, STEP_STRIDE=stride, NORMED_TOP=rule.is_normed, MIXER=rule.jitter > 0,
+        E=num_experts, K=num_in, TOP_K=top_k, STEP_STRIDE=stride, NORMED_TOP=rule.is_normed, MIXER=rule.is_mixer,
         BLOCK_E=pow2(num_experts), NORMED=stream.is_normed, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
         BLOCK_N=launch.block_n, BLOCK_K=min(launch.block_k, pow2(num_in)), VECTOR=VECTOR, PDL=pdl,
         **launch.options(pdl),

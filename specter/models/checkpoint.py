@@ -20,9 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.models.hub_config import config_of, read_spec
 from specter.models.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
 from specter.models.names import PARTS, Shape, canonical, expected_shapes, on_hub
-from specter.models.spec import ModelSpec, read_spec
+from specter.models.spec import ModelSpec
 
 _MAX_MAPPED_BYTES = 2 * 2**20
 INDEX_FILE = "model.safetensors.index.json"
@@ -150,7 +151,7 @@ def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor
         int8: code the tensors in the stand-ins' format.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(spec.to_config(), indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(config_of(spec), indent=2) + "\n")
     metadata = {"format": FORMAT if int8 else "pt"}
     stored = encode(tensors) if int8 else {name: tensor.contiguous() for name, tensor in tensors.items()}
     stored = {on_hub(spec.family, name): tensor for name, tensor in stored.items()}

@@ -9,44 +9,21 @@ from __future__ import annotations
 
 import re
 
+from specter.models.families.base import FAMILIES, Rules
 from specter.models.spec import ModelSpec
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 Shape = tuple[int, ...]
 
-# Per family: a pattern within a file's name, and what it means here.
-_ALIASES: dict[str, list[tuple[str, str]]] = {
-    "deepseek_v2": [],
-    "qwen2_moe": [(r"\.mlp\.shared_expert\.", ".mlp.shared_experts.")],
-    "phimoe": [
-        (r"\.block_sparse_moe\.", ".mlp."),
-        (r"\.mlp\.router\.", ".mlp.gate."),
-        (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
-        (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),
-        (r"(\.experts\.\d+)\.w2\.", r"\1.down_proj."),
-    ],
-}
-# The way back, to the publisher's names.
-_HUB_NAMES: dict[str, list[tuple[str, str]]] = {
-    "deepseek_v2": [],
-    "qwen2_moe": [(r"\.mlp\.shared_experts\.", ".mlp.shared_expert.")],
-    "phimoe": [
-        (r"\.mlp\.", ".block_sparse_moe."),
-        (r"(\.experts\.\d+)\.gate_proj\.", r"\1.w1."),
-        (r"(\.experts\.\d+)\.up_proj\.", r"\1.w3."),
-        (r"(\.experts\.\d+)\.down_proj\.", r"\1.w2."),
-    ],
-}
-
 
 def canonical(family: str, name: str) -> str:
     """Specter's name of a tensor in a file of this family."""
-    return _rename(_ALIASES[family], name)
+    return _rename(FAMILIES[family].from_hub, name)
 
 
 def on_hub(family: str, name: str) -> str:
     """The name under which this family's publisher stores a tensor; `canonical` reads it back."""
-    return _rename(_HUB_NAMES[family], name)
+    return _rename(FAMILIES[family].to_hub, name)
 
 
 def expected_shapes(spec: ModelSpec, fused: bool = False) -> dict[str, Shape]:
@@ -107,7 +84,7 @@ def _mlp(prefix: str, hidden: int, inter: int) -> dict[str, Shape]:
     return {gate: (inter, hidden), up: (inter, hidden), down: (hidden, inter)}
 
 
-def _rename(rules: list[tuple[str, str]], name: str) -> str:
+def _rename(rules: Rules, name: str) -> str:
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name

@@ -20,7 +20,7 @@ def route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         logits: router logits [rows, E].
     """
-    if spec.router_jitter > 0:
+    if spec.router == "sparsemixer":
         weights, experts = sparsemixer(logits.float(), spec.router_jitter)
     elif spec.num_groups > 1:
         weights, experts = grouped_top_k(logits, spec.top_k, spec.num_groups, spec.top_groups)
@@ -33,7 +33,7 @@ def route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def choose(spec: ModelSpec, logits: Tensor) -> Tensor:
     """The experts of `route` alone."""
-    return _best_two(logits.float())[1] if spec.router_jitter > 0 else route(spec, logits)[1]
+    return _best_two(logits.float())[1] if spec.router == "sparsemixer" else route(spec, logits)[1]
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

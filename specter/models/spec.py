@@ -1,7 +1,7 @@
-"""What a model *is*, in numbers: dimensions, routing and rotary settings.
+"""Dimensions, routing and rotary settings of a model, without tensors and without torch.
 
-A `ModelSpec` describes either the model whose numerics run (narrow or full size) or the
-full-size model that the virtual clock charges for. It holds no tensors and needs no torch.
+A `ModelSpec` describes the model whose numerics run, or the full-size model that the virtual clock charges.
+`specter.models.hub_config` reads one from config.json.
 """
 
 from __future__ import annotations
@@ -9,11 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from specter.errors import SpecterError
-from specter.models.hub_config import config_of, fields_of
+from typing import NamedTuple
 
 
 class ExpertId(NamedTuple):
@@ -77,7 +73,8 @@ class ModelSpec:
     norm_top_k: bool = False  # router weights are divided by their sum
     num_groups: int = 1  # experts are chosen from the `top_groups` best of so many groups
     top_groups: int = 1
-    router_jitter: float = 0.0  # above 0: sparsemixer, which masks what is this much (twice, relative) below the best
+    router: str = "softmax"  # or "sparsemixer"
+    router_jitter: float = 0.0  # sparsemixer masks logits that are twice this below the best, relatively
     tied: bool = False  # lm_head is the embedding
 
     @property
@@ -144,196 +141,5 @@ class ModelSpec:
     def experts_params(self) -> int:
         return self.num_moe_layers * self.num_experts * self.expert_params
 
-    # -- hub configuration ------------------------------------------------------------------
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], name: str) -> ModelSpec:
-        """Reads a hub `config.json` of one of the families in `specter.models.hub_config`.
-
-        Raises:
-            SpecterError: another family, or a setting that this decoder does not implement.
-        """
-        fields = fields_of(config, name)
-        spec = cls(name=name, **fields | {"rope": RopeSpec(**fields["rope"])})
-        spec._check_sizes()
-        return spec
-
-    def _check_sizes(self) -> None:
-        latents = self.family == "deepseek_v2"
-        may_be_zero = {"num_dense_layers"} | ({"num_kv_heads"} if latents else {"nope_dim", "kv_lora", "shared_inter"})
-        may_be_zero |= set() if self.num_dense_layers else {"dense_inter"}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name in may_be_zero else 1
-            if field.type == "int" and (type(value) is not int or value < least):
-                raise SpecterError(f"{self.name}: config.json gives {field.name} as {value!r}", "give a whole number")
-        if not 1 <= self.top_k <= self.num_experts:
-            raise SpecterError(
-                f"{self.name}: config.json asks for {self.top_k} of {self.num_experts} experts",
-                "num_experts_per_tok must be between 1 and the number of routed experts",
-            )
-        group_size, rest = divmod(self.num_experts, self.num_groups)
-        if rest or not self.top_groups <= self.num_groups or self.top_k > self.top_groups * group_size:
-            raise SpecterError(
-                f"{self.name}: {self.top_k} experts from {self.top_groups} of {self.num_groups} groups of "
-                f"{self.num_experts} experts",
-                "n_group must divide the experts, and topk_group groups must hold enough of them",
-            )
-        if not self.is_latent and (self.num_heads % self.num_kv_heads or self.rope_dim % 2):
-            raise SpecterError(
-                f"{self.name}: {self.num_heads} heads over {self.num_kv_heads} keys of {self.rope_dim} channels",
-                "num_key_value_heads must divide num_attention_heads, and head_dim must be even",
-            )
-
-    def to_config(self) -> dict[str, Any]:
-        """The hub `config.json` of this spec; `from_config` reads it back unchanged."""
-        return config_of(self)
-
     def digest(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-
-def read_spec(directory: Path) -> ModelSpec:
-    """Reads the spec of a checkpoint directory from its `config.json`."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise SpecterError(f"no config.json in {directory}", "give a checkpoint directory in hub format")
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise SpecterError(f"{path} is not JSON: {error}", "get the checkpoint's config.json anew") from None
-    if not isinstance(config, dict):
-        raise SpecterError(f"{path} holds no JSON object", "get the checkpoint's config.json anew")
-    return ModelSpec.from_config(config, name=directory.name)
-
-
-# The published model. Source: config.json of deepseek-ai/DeepSeek-V2-Lite.
-DEEPSEEK_V2_LITE = ModelSpec(
-    name="DeepSeek-V2-Lite",
-    vocab=102400,
-    hidden=2048,
-    num_layers=27,
-    num_dense_layers=1,
-    dense_inter=10944,
-    expert_inter=1408,
-    num_experts=64,
-    top_k=6,
-    shared_inter=2816,
-    num_heads=16,
-    nope_dim=128,
-    rope_dim=64,
-    v_dim=128,
-    kv_lora=512,
-    max_positions=163840,
-    rope=RopeSpec(factor=40.0, mscale=0.707, mscale_all_dim=0.707, original_max_positions=4096),
-)
-
-# Source: config.json of Qwen/Qwen1.5-MoE-A2.7B-Chat.
-QWEN1_5_MOE = ModelSpec(
-    name="Qwen1.5-MoE-A2.7B",
-    family="qwen2_moe",
-    vocab=151936,
-    hidden=2048,
-    num_layers=24,
-    num_dense_layers=0,
-    dense_inter=0,
-    expert_inter=1408,
-    num_experts=60,
-    top_k=4,
-    shared_inter=5632,
-    shared_gate=True,
-    num_heads=16,
-    num_kv_heads=16,
-    nope_dim=0,
-    rope_dim=128,
-    v_dim=128,
-    kv_lora=0,
-    qkv_bias=True,
-    max_positions=8192,
-    rope=RopeSpec(theta=1000000.0),
-)
-
-# Source: config.json of microsoft/Phi-3.5-MoE-instruct, whose 64 short and 64 long factors only its own file gives:
-# ones here, so this spec is for sizes and stand-ins.
-PHI3_5_MOE = ModelSpec(
-    name="Phi-3.5-MoE",
-    family="phimoe",
-    vocab=32064,
-    hidden=4096,
-    num_layers=32,
-    num_dense_layers=0,
-    dense_inter=0,
-    expert_inter=6400,
-    num_experts=16,
-    top_k=2,
-    shared_inter=0,
-    num_heads=32,
-    num_kv_heads=8,
-    nope_dim=0,
-    rope_dim=128,
-    v_dim=128,
-    kv_lora=0,
-    qkv_bias=True,
-    o_bias=True,
-    head_bias=True,
-    layer_norm=True,
-    norm_eps=1e-5,
-    router_jitter=0.01,
-    max_positions=131072,
-    rope=RopeSpec(
-        short_factors=(1.0,) * 64, long_factors=(1.0,) * 64, short_mscale=1.243163121016122,
-        long_mscale=1.243163121016122,
-    ),
-)  # fmt: skip
-
-FULL_SIZE = {"deepseek_v2_lite": DEEPSEEK_V2_LITE, "qwen1_5_moe": QWEN1_5_MOE, "phi3_5_moe": PHI3_5_MOE}
-
-# Their stand-ins: same depth, experts, router, rope; narrow everywhere else, so that it ships and runs
-# on a CPU. Every narrow width divides its full-size one a whole number of times (tiled inflation).
-DEEPSEEK_V2_LITE_NARROW = dataclasses.replace(
-    DEEPSEEK_V2_LITE,
-    name="DeepSeek-V2-Lite-standin",
-    vocab=8192,
-    hidden=64,
-    dense_inter=342,
-    expert_inter=32,
-    shared_inter=64,
-    num_heads=4,
-    nope_dim=32,
-    v_dim=32,
-    kv_lora=64,
-    max_positions=4096,
-)
-# A narrow head turns by every fourth of the real head's frequencies.
-QWEN1_5_MOE_NARROW = dataclasses.replace(
-    QWEN1_5_MOE,
-    name="Qwen1.5-MoE-A2.7B-standin",
-    vocab=8192,
-    hidden=64,
-    expert_inter=32,
-    shared_inter=128,
-    num_heads=2,
-    num_kv_heads=2,
-    rope_dim=32,
-    v_dim=32,
-    max_positions=4096,
-)
-PHI3_5_MOE_NARROW = dataclasses.replace(
-    PHI3_5_MOE,
-    name="Phi-3.5-MoE-standin",
-    vocab=8192,
-    hidden=64,
-    expert_inter=64,
-    num_heads=4,
-    num_kv_heads=2,
-    rope_dim=32,
-    v_dim=32,
-    max_positions=4096,
-    rope=dataclasses.replace(PHI3_5_MOE.rope, short_factors=(1.0,) * 16, long_factors=(1.0,) * 16),
-)
-
-NARROW = {
-    "deepseek_v2_lite": DEEPSEEK_V2_LITE_NARROW,
-    "qwen1_5_moe": QWEN1_5_MOE_NARROW,
-    "phi3_5_moe": PHI3_5_MOE_NARROW,
-}

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.models.hub_config import config_of
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
@@ -78,7 +79,7 @@ def write_config(directory: Path, spec: ModelSpec, note: Note, has_input_scales:
         "dynamic": {EXPERTS_ONLY: {}},
         "meta": {"quantizer": "specter", "method": note.method, "num_fallback": note.num_fallback},
     }
-    _write_json(directory / "config.json", spec.to_config() | {"quantization_config": quantization})
+    _write_json(directory / "config.json", config_of(spec) | {"quantization_config": quantization})
 
 
 def write_index(directory: Path, weight_map: dict[str, str], num_bytes: int) -> None:

@@ -14,11 +14,14 @@ from harness.plan import compose
 from specter import build
 from specter.config import RunConfig, SystemConfig
 from specter.models.base import Choose, FinishedStep, Output, Routing
-from specter.models.spec import DEEPSEEK_V2_LITE, ModelSpec
+from specter.models.full_size import FULL_SIZE
+from specter.models.spec import ModelSpec
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from tests.baselines.policies import POLICIES, Pass
 from tests.helpers import RIVALS
+
+DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
 SPEC: ModelSpec = replace(
     DEEPSEEK_V2_LITE, name="trace", num_layers=3, num_dense_layers=0, num_experts=8, top_k=3, max_positions=64

@@ -14,15 +14,16 @@ from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.cpu.decoder import Decoder
+from specter.models.full_size import FULL_SIZE
 from specter.models.inflation.inflated import InflatedCheckpoint, check_inflatable, tile_int4
 from specter.models.inflation.isometry import NeuronCopies
-from specter.models.spec import DEEPSEEK_V2_LITE, DEEPSEEK_V2_LITE_NARROW, FULL_SIZE, ModelSpec, RopeSpec
-from specter.models.spec import NARROW as SMALL_SIZE
+from specter.models.spec import ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import TINY_PHI, TINY_QWEN, random_tensors, run_pass
 from tools.standin import inflate
+from tools.standin.specs import NARROW as SMALL_SIZE
 
 NARROW = ModelSpec(
     name="narrow",
@@ -172,7 +173,7 @@ def test_dequantised_inflated_is_inflated_dequantised(narrow: Checkpoint, tmp_pa
 
 
 def test_every_group_holds_every_narrow_dimension_equally_often() -> None:
-    old, new = DEEPSEEK_V2_LITE_NARROW, DEEPSEEK_V2_LITE
+    old, new = SMALL_SIZE["deepseek_v2_lite"], FULL_SIZE["deepseek_v2_lite"]
     check_inflatable(old, new)
     for narrow, wide in ((old.hidden, new.hidden), (old.expert_inter, new.expert_inter)):
         columns = torch.arange(wide) % narrow

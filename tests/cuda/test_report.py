@@ -18,7 +18,9 @@ from bench.kernels import SUMMARY_KEYS
 from bench.measure import Sample, share
 from bench.report import Report, Row
 from specter.models.cuda.full_size import FullSize
-from specter.models.spec import DEEPSEEK_V2_LITE
+from specter.models.full_size import FULL_SIZE
+
+DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference" / "h200" / "kernels.json"
 

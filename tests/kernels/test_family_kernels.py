@@ -215,5 +215,5 @@ def test_the_mixer_gives_every_rank_one_expert_even_where_logits_are_no_numbers(
     for value in (torch.nan, -torch.nan, -torch.inf, torch.inf):
         logits = torch.full((2, 6), value, device=DEVICE)
         routing = grouped_mlp.Routing.empty(2, 2, 6, DEVICE)
-        grouped_mlp.route(logits, routing, Rule(jitter=0.01), pdl=False)
+        grouped_mlp.route(logits, routing, Rule(jitter=0.01, is_mixer=True), pdl=False)
         assert routing.chosen.tolist() == [[0, 1], [0, 1]]

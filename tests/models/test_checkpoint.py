@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint, write_checkpoint
+from specter.models.hub_config import config_of
 from specter.models.int8_format import decode_tensor, encode
 from tests.helpers import TINY, random_tensors, write_random
 
@@ -56,7 +57,7 @@ def test_int8_reads_the_decoded_values(tmp_path: Path) -> None:
 
 def write_shards(directory: Path, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(TINY.to_config()))
+    (directory / "config.json").write_text(json.dumps(config_of(TINY)))
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     weight_map: dict[str, str] = {}
     for name, part in zip(names, (first, second), strict=True):
@@ -154,7 +155,7 @@ def test_non_finite_values_are_named(tmp_path: Path, value: float) -> None:
 def test_directories_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(SpecterError, match="no config.json"):
         Checkpoint.open(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(TINY.to_config()))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(TINY)))
     with pytest.raises(SpecterError, match="neither model.safetensors nor"):
         Checkpoint.open(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")

@@ -21,6 +21,7 @@ from specter.experts.store import ExpertStore, RawCodec
 from specter.load_plan import LoadPlan
 from specter.models.checkpoint import INDEX_FILE, Checkpoint, write_checkpoint
 from specter.models.cpu.live import LiveModel
+from specter.models.hub_config import config_of
 from specter.models.names import expected_shapes
 from specter.models.spec import ModelSpec
 from tests.helpers import FAMILIES, TINY, TINY_PHI, TINY_QWEN, write_random
@@ -158,12 +159,12 @@ def test_an_index_that_points_to_the_wrong_file_is_named(sharded: Path, astray: 
 
 def test_weights_of_another_family_are_named_as_on_the_hub(tmp_path: Path) -> None:
     write_random(tmp_path, TINY)
-    (tmp_path / "config.json").write_text(json.dumps(TINY_PHI.to_config()))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(TINY_PHI)))
     with pytest.raises(SpecterError, match="tensor model.norm.bias is missing"):
         Checkpoint.open(tmp_path)
     write_random(tmp_path, TINY_PHI)
     spec = dataclasses.replace(TINY_PHI, num_experts=9)
-    (tmp_path / "config.json").write_text(json.dumps(spec.to_config()))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(spec)))
     with pytest.raises(SpecterError, match=r"block_sparse_moe.experts.8.w1.weight is missing"):
         Checkpoint.open(tmp_path)
 

@@ -9,15 +9,22 @@ from pathlib import Path
 import pytest
 
 from specter.errors import SpecterError
-from specter.models.spec import DEEPSEEK_V2_LITE, FULL_SIZE, NARROW, PHI3_5_MOE, QWEN1_5_MOE, ModelSpec, read_spec
+from specter.models.full_size import FULL_SIZE
+from specter.models.hub_config import config_of, read_spec, spec_of
+from specter.models.spec import ModelSpec
+from tools.standin.specs import NARROW
+
+DEEPSEEK_V2_LITE, QWEN1_5_MOE, PHI3_5_MOE = (
+    FULL_SIZE[name] for name in ("deepseek_v2_lite", "qwen1_5_moe", "phi3_5_moe")
+)
 
 GROUPED = dataclasses.replace(DEEPSEEK_V2_LITE, name="grouped", num_groups=8, top_groups=3, tied=True)
 
 
 @pytest.mark.parametrize("spec", [*FULL_SIZE.values(), *NARROW.values(), GROUPED], ids=lambda spec: spec.name)
 def test_reads_back_what_it_writes(spec: ModelSpec):
-    config = json.loads(json.dumps(spec.to_config()))
-    assert ModelSpec.from_config(config, spec.name) == spec
+    config = json.loads(json.dumps(config_of(spec)))
+    assert spec_of(config, spec.name) == spec
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,7 @@ def test_reads_back_what_it_writes(spec: ModelSpec):
 )
 def test_what_a_family_does_not_have_is_named(spec: ModelSpec, changes: dict[str, object], what: str):
     with pytest.raises(SpecterError, match=what):
-        ModelSpec.from_config({**spec.to_config(), **changes}, "a-model")
+        spec_of({**config_of(spec), **changes}, "a-model")
 
 
 @pytest.mark.parametrize(
@@ -67,14 +74,14 @@ def test_what_a_family_does_not_have_is_named(spec: ModelSpec, changes: dict[str
 )
 def test_a_wrong_value_is_named(changes: dict[str, object], what: str):
     with pytest.raises(SpecterError, match=what):
-        ModelSpec.from_config({**DEEPSEEK_V2_LITE.to_config(), **changes}, "a-model")
+        spec_of({**config_of(DEEPSEEK_V2_LITE), **changes}, "a-model")
 
 
 def test_a_missing_key_is_named():
-    config = DEEPSEEK_V2_LITE.to_config()
+    config = config_of(DEEPSEEK_V2_LITE)
     del config["kv_lora_rank"]
     with pytest.raises(SpecterError, match="lacks 'kv_lora_rank'"):
-        ModelSpec.from_config(config, "a-model")
+        spec_of(config, "a-model")
 
 
 @pytest.mark.parametrize("text", ["", '{"model_type": "deep', "[]", "\x00"])
@@ -85,5 +92,5 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str):
 
 
 def test_a_good_file_is_read(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V2_LITE.to_config()))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(DEEPSEEK_V2_LITE)))
     assert read_spec(tmp_path).num_moe_layers == 26

@@ -12,13 +12,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specter.models.checkpoint import Checkpoint
+from specter.models.hub_config import config_of
 from specter.models.names import canonical
 from specter.models.spec import ModelSpec
 
 
 def build_oracle(spec: ModelSpec) -> PreTrainedModel:
     """transformers' model of this configuration, fp32, freshly initialised."""
-    config = spec.to_config()
+    config = config_of(spec)
     model_class: Any = getattr(transformers, config["architectures"][0])
     settings = model_class.config_class.from_dict({**config, "attn_implementation": "eager"})
     model = model_class(settings).float().eval()

@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
-from specter.models.spec import DEEPSEEK_V2_LITE_NARROW, ModelSpec
+from specter.models.spec import ModelSpec
+from tools.standin.specs import NARROW
 
 
 @pytest.fixture(scope="session")
 def spec() -> ModelSpec:
     """Three MoE layers of four experts."""
     return dataclasses.replace(
-        DEEPSEEK_V2_LITE_NARROW,
+        NARROW["deepseek_v2_lite"],
         name="tiny",
         vocab=64,
         hidden=32,

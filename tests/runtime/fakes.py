@@ -15,11 +15,14 @@ from specter.experts.policies.eviction import Eviction, layer_quotas
 from specter.experts.residency import Residency
 from specter.experts.transfer import Transfer
 from specter.models.base import Choose, FinishedStep, Output, Routing
-from specter.models.spec import DEEPSEEK_V2_LITE, ExpertId, ModelSpec
+from specter.models.full_size import FULL_SIZE
+from specter.models.spec import ExpertId, ModelSpec
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
 from specter.timeline.virtual import VirtualTimeline
+
+DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
 TINY: ModelSpec = replace(
     DEEPSEEK_V2_LITE, name="tiny", num_layers=4, num_dense_layers=1, num_experts=8, top_k=2, vocab=10

@@ -10,10 +10,12 @@ from specter.config import SystemConfig
 from specter.floors import RoundAccess
 from specter.memory import device_bytes
 from specter.metrics import distinct_4grams, summarize
-from specter.models.spec import DEEPSEEK_V2_LITE
+from specter.models.full_size import FULL_SIZE
 from specter.records import Generation, RoundRecord
 from specter.timeline.costs import CostModel
 from tests.runtime.fakes import MACHINE, TINY
+
+DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
 SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
 ROUND = RoundRecord(

@@ -10,10 +10,12 @@ import pytest
 from harness.plan import compose
 from specter import session
 from specter.config import RunConfig
-from specter.models.spec import DEEPSEEK_V2_LITE as SPEC
+from specter.models.full_size import FULL_SIZE
 from specter.recording import RecordedPass, Recording, ReplayModel
 from specter.session import Replayer, run_input
 from specter.speculation.accept import TokenSampler
+
+SPEC = FULL_SIZE["deepseek_v2_lite"]
 
 NUM_TOKENS, K = 12, 3
 

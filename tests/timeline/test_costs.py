@@ -9,8 +9,11 @@ import pytest
 from specter.config import SystemConfig
 from specter.errors import SpecterError
 from specter.memory import device_bytes
-from specter.models.spec import DEEPSEEK_V2_LITE, FULL_SIZE, ModelSpec
+from specter.models.full_size import FULL_SIZE
+from specter.models.spec import ModelSpec
 from specter.timeline.costs import CostModel
+
+DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
 COSTS = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)
 MOE_LAYERS = range(DEEPSEEK_V2_LITE.num_dense_layers, DEEPSEEK_V2_LITE.num_layers)

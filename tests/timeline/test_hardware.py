@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from specter.errors import SpecterError
-from specter.models.spec import DEEPSEEK_V2_LITE
+from specter.models.full_size import FULL_SIZE
 from specter.timeline.base import Work
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware, load_hardware
+
+DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
 PROFILES = Path(__file__).parents[2] / "conf" / "hardware"
 A100 = PROFILES / "a100_40gb_pcie4.yaml"

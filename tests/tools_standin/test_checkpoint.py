@@ -16,21 +16,21 @@ from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
 from specter.models.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
 from specter.models.names import canonical
-from specter.models.spec import DEEPSEEK_V2_LITE_NARROW, PHI3_5_MOE_NARROW, QWEN1_5_MOE_NARROW, ModelSpec
-from specter.models.spec import NARROW as SHIPPED
+from specter.models.spec import ModelSpec
 from tests.parity.oracle import build_oracle
 from tools.standin.checkpoint import from_hub, load_standin, save_standin, to_hub
 from tools.standin.network import init_weights
+from tools.standin.specs import NARROW as SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 STANDINS = ROOT / "data" / "standins"
-TINY = dataclasses.replace(DEEPSEEK_V2_LITE_NARROW, num_layers=3, num_experts=4, top_k=2, vocab=64)
+TINY = dataclasses.replace(SHIPPED["deepseek_v2_lite"], num_layers=3, num_experts=4, top_k=2, vocab=64)
 
 
 NARROW = {
     "deepseek": TINY,
-    "qwen": dataclasses.replace(QWEN1_5_MOE_NARROW, num_layers=2, num_experts=4, top_k=2, vocab=64),
-    "phi": dataclasses.replace(PHI3_5_MOE_NARROW, num_layers=2, num_experts=4, vocab=64),
+    "qwen": dataclasses.replace(SHIPPED["qwen1_5_moe"], num_layers=2, num_experts=4, top_k=2, vocab=64),
+    "phi": dataclasses.replace(SHIPPED["phi3_5_moe"], num_layers=2, num_experts=4, vocab=64),
 }
 every_family = pytest.mark.parametrize("spec", NARROW.values(), ids=NARROW.keys())
 

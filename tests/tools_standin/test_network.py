@@ -10,7 +10,7 @@ import torch.fx
 
 from specter.models.names import canonical
 from specter.models.routing import route
-from specter.models.spec import DEEPSEEK_V2_LITE_NARROW, PHI3_5_MOE_NARROW, QWEN1_5_MOE_NARROW, ModelSpec
+from specter.models.spec import ModelSpec
 from tests.parity.oracle import build_oracle
 from tools.standin.checkpoint import to_hub
 from tools.standin.network import (
@@ -24,17 +24,18 @@ from tools.standin.network import (
     round_to_int4,
     train_route,
 )
+from tools.standin.specs import NARROW as SHIPPED
 from tools.standin.trainer import CPU_VARIANT, Trainer, TrainSettings, learning_rate, train
 
 TINY = dataclasses.replace(
-    DEEPSEEK_V2_LITE_NARROW, num_layers=3, num_experts=8, top_k=3, vocab=200, kv_lora=32, expert_inter=16
+    SHIPPED["deepseek_v2_lite"], num_layers=3, num_experts=8, top_k=3, vocab=200, kv_lora=32, expert_inter=16
 )
 
 
 NARROW = {
     "deepseek": TINY,
-    "qwen": dataclasses.replace(QWEN1_5_MOE_NARROW, num_layers=2, num_experts=8, vocab=200, expert_inter=16),
-    "phi": dataclasses.replace(PHI3_5_MOE_NARROW, num_layers=2, num_experts=8, vocab=200, expert_inter=16),
+    "qwen": dataclasses.replace(SHIPPED["qwen1_5_moe"], num_layers=2, num_experts=8, vocab=200, expert_inter=16),
+    "phi": dataclasses.replace(SHIPPED["phi3_5_moe"], num_layers=2, num_experts=8, vocab=200, expert_inter=16),
 }
 every_family = pytest.mark.parametrize("spec", NARROW.values(), ids=NARROW.keys())
 

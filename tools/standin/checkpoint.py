@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.models.hub_config import config_of
 from specter.models.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
 from specter.models.names import canonical, on_hub
 from specter.models.spec import ModelSpec
@@ -80,7 +81,7 @@ def from_hub(state: dict[str, Tensor], spec: ModelSpec) -> Weights:
 def save_standin(weights: Weights, spec: ModelSpec, folder: Path) -> None:
     """Writes config.json and the int8-coded model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(spec.to_config(), indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(config_of(spec), indent=1) + "\n")
     coded = encode({name: tensor.detach().cpu() for name, tensor in to_hub(weights, spec).items()})
     coded = {on_hub(spec.family, name): tensor for name, tensor in coded.items()}
     save_file(coded, folder / "model.safetensors", metadata={"format": FORMAT})

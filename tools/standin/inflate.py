@@ -23,9 +23,11 @@ from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.files import replacing_directory
 from specter.models.checkpoint import Checkpoint
+from specter.models.full_size import FULL_SIZE
+from specter.models.hub_config import config_of
 from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.models.names import on_hub
-from specter.models.spec import FULL_SIZE, ModelSpec
+from specter.models.spec import ModelSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_BYTES = 4 * 2**30
@@ -106,7 +108,7 @@ def run(options: Options, console: Console) -> None:
     with replacing_directory(options.out) as directory:
         if (free := shutil.disk_usage(directory).free) < needed:
             raise SpecterError(f"{options.out} needs {needed} bytes, {free} are free", "give an out=DIR with more room")
-        (directory / "config.json").write_text(json.dumps(spec.to_config(), indent=2) + "\n")
+        (directory / "config.json").write_text(json.dumps(config_of(spec), indent=2) + "\n")
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress("{task.description}", *columns, console=console) as progress:
             progress.add_task(f"inflate {spec.name}", total=needed)

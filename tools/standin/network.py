@@ -158,7 +158,7 @@ def train_route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
     Sparsemixer's weight is exactly 1 as soon as no other expert is within the mask, which would teach the router
     nothing: the gradient is that of its two softmaxes without the mask.
     """
-    if spec.router_jitter > 0:
+    if spec.router == "sparsemixer":
         gains, ids = sparsemixer(logits, spec.router_jitter)
         first, second = ids.split(1, dim=1)
         others = logits.scatter(1, first, float("-inf"))

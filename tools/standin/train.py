@@ -23,12 +23,14 @@ from torch import Tensor
 
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
+from specter.models.hub_config import config_of
 from specter.models.names import canonical
-from specter.models.spec import NARROW, ModelSpec
+from specter.models.spec import ModelSpec
 from tools.standin.checkpoint import load_standin, save_standin, to_hub
 from tools.standin.corpus import ROOT, TOKENIZER, TOKENS, build_corpus, load_tokens
 from tools.standin.network import Network, Weights
 from tools.standin.quality import QualityMeter, load_summary
+from tools.standin.specs import NARROW
 from tools.standin.trainer import (
     CPU_VARIANT,
     GPU_VARIANTS,
@@ -116,7 +118,7 @@ def transformers_difference(weights: Weights, spec: ModelSpec, tokens: Tensor) -
     """Largest fp32 logit difference to transformers' model of the family, relative to the largest logit."""
     import transformers
 
-    config = spec.to_config()
+    config = config_of(spec)
     model_class: Any = getattr(transformers, config["architectures"][0])
     reference = model_class(model_class.config_class.from_dict(config)).float().eval()
     named = to_hub(weights, spec)

@@ -269,7 +269,7 @@ def check_inflatable(narrow: ModelSpec, wide: ModelSpec) -> None:
     """Raises SpecterError unless `wide` is `narrow` at whole multiples of its widths."""
     remedy = f"inflate a stand-in trained for {wide.name}"
     same = [field.name for field in dataclasses.fields(ModelSpec) if field.name not in _FREE]
-    for field in same if wide.family != "deepseek_v2" else [*same, "rope_dim"]:
+    for field in same if not wide.is_latent else [*same, "rope_dim"]:
         if getattr(narrow, field) != getattr(wide, field):
             raise SpecterError(
                 f"{narrow.name} has {field}={getattr(narrow, field)}, {wide.name} {getattr(wide, field)}", remedy
