@@ -11,6 +11,7 @@ from typing import Literal
 from harness.plan import compose
 from specter.build import build_engine
 from specter.engine import Engine
+from specter.models.hub_config import config_of
 from specter.records import RoundRecord
 from specter.speculation.accept import TokenSampler
 from tests.charges.logged import LoggedTimeline, ScriptedModel
@@ -63,7 +64,7 @@ def open_run(
     overrides: Sequence[str] = (),
 ) -> Run:
     """`system`, K = 3, charged as `tariff.SPEC`, whose config.json is written to `directory`."""
-    (directory / "config.json").write_text(json.dumps(SPEC.to_config()))
+    (directory / "config.json").write_text(json.dumps(config_of(SPEC)))
     config = compose(
         [
             f"system={system}",
