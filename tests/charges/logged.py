@@ -2,7 +2,8 @@
 
 One line per call, in the order of issue: an operation with the name of its charge in `tariff.TARIFF` (raw numbers if it
 has none), the events that it waits for, and where experts go. Time is logical: work has happened once the host has
-waited for it, or for something behind it. `link` decides what a host that waits for either sees first.
+waited for it, or for something behind it. `link` decides what a host that waits for either sees first; `lead` is how
+many later operations of the compute lane have also ended when the host returns from a wait.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class LoggedTimeline:
     """See above. `slow`: copies end only when something waits for them; `fast`: as soon as they are issued."""
 
     link: Literal["fast", "slow"] = "slow"
+    lead: int = 0
     clock: Clock = "virtual"
     ops: list[TraceOp] | None = None
     lines: list[str] = field(default_factory=list)
@@ -68,7 +70,8 @@ class LoggedTimeline:
 
     def wait(self, event: Event) -> None:
         self.lines.append(f"wait for {self._name(event)}")
-        self._finish(self._of(event))
+        last = self._of(event).number + self.lead
+        self._finish(self.issued[min(last, len(self.issued) - 1)])
 
     def wait_first(self, events: Sequence[Event]) -> None:
         found = [self._of(event) for event in events]

@@ -60,6 +60,7 @@ def open_run(
     system: str,
     directory: Path,
     link: Literal["slow", "fast"] = "slow",
+    lead: int = 0,
     wrong: Sequence[int] = (),
     overrides: Sequence[str] = (),
 ) -> Run:
@@ -78,7 +79,7 @@ def open_run(
             *overrides,
         ]
     )
-    timeline = LoggedTimeline(link)
+    timeline = LoggedTimeline(link, lead)
     model = ScriptedModel(timeline, wrong=frozenset(wrong))
     engine = build_engine(
         config, model, TokenSampler(), model.move, timeline, open_write_back=lambda num_buffers: model.send_back

@@ -131,13 +131,37 @@ class TestThreePhasePlanner:
         planner.plan(3, counts, np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [6]
 
-    def test_chunk_adapts_to_measured_bandwidth_and_step(self):
+    @pytest.mark.parametrize(
+        ("step_ms", "copies", "boundary"),
+        [
+            ((), (), 6),  # not adapted: 3 copies of 1 ms are 3 steps of 1 ms
+            ((0.2,), (), 7),  # a step of 0.75 * 1 + 0.25 * 0.2 = 0.8 ms: 3 / 0.8 = 3.75, so 4 steps
+            ((0.2, 0.2), (), 8),  # 0.75 * 0.8 + 0.25 * 0.2 = 0.65 ms: 4.6, so 5 steps
+            ((3.0,), (), 5),  # 1.5 ms: 2 steps
+            ((), ((36_000_000, 1.0),), 5),  # 0.75 * 12 + 0.25 * 36 = 18 GB/s: 3 * 12 / 18 = 2 steps
+            ((), ((12_000_000, 4.0),), 7),  # 0.75 * 12 + 0.25 * 3 = 9.75 GB/s: 3.7, so 4 steps
+            ((), ((36_000_000, 1.0), (6_000_000, 1.0)), 6),  # 0.75 * 18 + 0.25 * 6 = 15 GB/s: 2.4, so 3 steps
+            ((0.2,), ((12_000_000, 4.0),), 8),  # 3.7 ms of copies in steps of 0.8 ms: 4.6, so 5 steps
+        ],
+    )
+    def test_chunk_adapts_to_measured_bandwidth_and_step(
+        self, step_ms: tuple[float, ...], copies: tuple[tuple[int, float], ...], boundary: int
+    ):
         planner = self.planner(16)
-        planner.observe_copies(24_000_000, 1.0)  # 24 GB/s: estimate (0.75 * 12 + 0.25 * 24) = 15 GB/s
-        planner.observe_step(0.2)  # estimate 0.75 * 1 + 0.25 * 0.2 = 0.8 ms
-        counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 * 0.8 ms / 0.8 ms = 3 steps
+        for one_ms in step_ms:
+            planner.observe_step(one_ms)
+        for num_bytes, copy_ms in copies:
+            planner.observe_copies(num_bytes, copy_ms)
+        counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)
         planner.plan(3, counts, np.zeros((2, 4), np.bool_))
-        assert self.boundaries(planner, 16) == [6]
+        assert self.boundaries(planner, 16) == [boundary]
+
+    def test_estimates_outlast_a_round(self):
+        planner = self.planner(16)
+        planner.observe_step(0.2)
+        planner.begin_round(16)
+        planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), np.zeros((2, 4), np.bool_))
+        assert self.boundaries(planner, 16) == [7]
 
     def test_nothing_more_once_the_next_boundary_reaches_k(self):
         planner = self.planner(5)

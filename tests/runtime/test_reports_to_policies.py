@@ -1,0 +1,317 @@
+"""Everything that engine and cache report to a policy: each call with its arguments, in order, written by hand.
+
+The run is the one of tests/charges: rounds of K = 3 and K = 2, three slots per MoE layer, copies that end when
+something waits for them. On its logical clock each piece of work ends one millisecond after the one issued before it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specter.experts.policies.planner import Plan
+from specter.models.spec import ExpertId
+from tests.charges.logged import Issued, LoggedTimeline
+from tests.charges.runs import Run, open_run
+
+
+class Spy:
+    """Passes every call on to a policy, and writes it into the timeline's log."""
+
+    def __init__(self, name: str, policy: Any, timeline: LoggedTimeline) -> None:
+        self._name, self._policy, self._timeline = name, policy, timeline
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._policy, name)
+        if not callable(value):
+            return value
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = value(*arguments, **named)
+            self._log(name, [*arguments, *named.values()], result)
+            return result
+
+        return call
+
+    def _log(self, name: str, arguments: list[Any], result: Any) -> None:
+        shown = ", ".join(filter(None, map(show, arguments)))
+        returned = f" -> {show(result)}" if isinstance(result, bool | ExpertId | Plan) else ""
+        self._timeline.lines.append(f"{self._name}.{name}({shown}){returned}")
+
+
+def show(value: Any) -> str:
+    """An argument as text; a function (`may_evict`, `is_present`) is left out."""
+    if isinstance(value, np.ndarray):
+        return show(value.tolist())
+    if isinstance(value, ExpertId):
+        return f"L{value.layer}E{value.expert}"
+    if isinstance(value, Plan):
+        return f"load {' '.join(f'L{layer}E{expert}' for layer, expert in value.loads) or 'nothing'}"
+    if isinstance(value, Issued):
+        return value.name
+    if isinstance(value, list):
+        if value and all(isinstance(one, int) for one in value):
+            return "".join(str(int(one)) for one in value)
+        return f"[{' '.join(map(show, value))}]"
+    return "" if callable(value) else str(value)
+
+
+def spied(system: str, directory: Path, **settings: Any) -> Run:
+    run = open_run(system, directory, **settings)
+    engine, timeline = run.engine, run.timeline
+    if engine.planner is not None:
+        engine.planner = Spy("planner", engine.planner, timeline)
+    if engine.foresight is not None:
+        engine.foresight = Spy("predictor", engine.foresight, timeline)
+    engine.cache._eviction = Spy("eviction", engine.cache._eviction, timeline)
+    return run
+
+
+def reports(run: Run, to: str, num_tokens: int) -> list[str]:
+    """What one policy is told, by round."""
+    log = run.generate(prompt_len=1, num_tokens=num_tokens)
+    return [line.removeprefix(f"{to}.") for line in log if line.startswith((f"{to}.", "round ", "prefill"))]
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines() if not line.strip().startswith("#")]
+
+
+# Draft tokens that chose each expert of L0 and of L1, and which experts are resident or loading.
+THREE_PHASE = """
+    prefill
+    round 1
+    begin_round(3)
+    is_boundary(1) -> True
+    plan(1, [101000 001100], [110000 110000]) -> load L0E2 L1E2 L1E3
+    is_boundary(2) -> True
+    # one step since the first
+    observe_step(1.0)
+    plan(2, [102100 102100], [111000 011100]) -> load L0E3 L1E0
+    is_boundary(3) -> False
+    # of three copies and of two: the first only starts the watch
+    observe_copies(384, 2.0)
+    observe_copies(192, 1.0)
+    round 2
+    begin_round(2)
+    is_boundary(1) -> True
+    plan(1, [010010 100001], [001101 010110]) -> load L0E1 L0E4 L1E0 L1E5
+    is_boundary(2) -> False
+    observe_copies(576, 3.0)
+"""
+DEADLINE = """
+    prefill
+    round 1
+    begin_round(3)
+    is_boundary(1) -> True
+    plan(1, [101000 001100], [110000 110000]) -> load L0E2 L1E2 L1E3
+    is_boundary(2) -> True
+    observe_step(1.0)
+    # E1 of L0 made room for a load
+    plan(2, [102100 102100], [101000 111100]) -> load L0E3
+    is_boundary(3) -> True
+    observe_step(1.0)
+    plan(3, [202110 103101], [101000 111100]) -> load L0E3 L0E4 L1E5
+    round 2
+    begin_round(2)
+    is_boundary(1) -> True
+    plan(1, [010010 100001], [100000 111011]) -> load L0E1 L0E4
+    is_boundary(2) -> True
+    observe_step(1.0)
+    plan(2, [010120 111001], [110010 101001]) -> load L0E3 L1E1
+"""
+# The host is late: whenever it has read a step, the next one has ended too. One plan then serves both.
+LATE = """
+    prefill
+    round 1
+    begin_round(3)
+    is_boundary(1) -> True
+    is_boundary(2) -> True
+    is_boundary(3) -> True
+    # the last of three steps, not all of them
+    observe_step(1.0)
+    plan(3, [202110 103101], [110000 110000]) -> load L0E2 L0E3 L0E4 L1E2 L1E3 L1E5
+    round 2
+    begin_round(2)
+    is_boundary(1) -> True
+    is_boundary(2) -> True
+    observe_step(1.0)
+    plan(2, [010120 111001], [000010 011111]) -> load L0E1 L0E3 L1E0
+"""
+TWO_PLANS = """
+    prefill
+    round 1
+    begin_round(3)
+    is_boundary(1) -> True
+    plan(1, [101000 001100], [110000 110000]) -> load L0E2 L1E2 L1E3
+    is_boundary(2) -> True
+    observe_step(1.0)
+    plan(2, [102100 102100], [111000 011100]) -> load L0E3 L1E0
+    is_boundary(3) -> False
+    observe_copies(384, 2.0)
+    observe_copies(192, 1.0)
+    round 2
+    begin_round(2)
+    is_boundary(1) -> True
+    plan(1, [010010 100001], [001101 010110]) -> load L0E1 L0E4 L1E0 L1E5
+    is_boundary(2) -> True
+    observe_step(1.0)
+    plan(2, [010120 111001], [010011 100011]) -> load L0E3 L1E1 L1E2
+    observe_copies(576, 3.0)
+    # no slot for E2 of L1: two copies were issued
+    observe_copies(192, 1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "lead", "expected"),
+    [
+        ("specter", 0, THREE_PHASE),
+        ("specter", 1, THREE_PHASE),  # a plan that verification waits for is never left out
+        ("specter_deadline", 0, DEADLINE),
+        ("specter_deadline", 1, LATE),
+        ("specmoeoff", 0, TWO_PLANS),
+    ],
+)
+def test_reports_to_a_planner(system: str, lead: int, expected: str, tmp_path: Path) -> None:
+    assert reports(spied(system, tmp_path, lead=lead), "planner", num_tokens=8) == lines(expected)
+
+
+@pytest.mark.parametrize("system", ["lru_next_gate", "mixtral_speculative_loading"])
+def test_reports_to_a_next_layer_predictor(system: str, tmp_path: Path) -> None:
+    """Prefill too; of the last prediction, E2 is resident."""
+    expected = """
+        prefill
+        plan(1, [01], 6) -> load L1E0 L1E1
+        round 1
+        plan(1, [32], 6) -> load L1E3 L1E2
+        round 2
+        plan(1, [24], 6) -> load L1E4
+    """
+    assert reports(spied(system, tmp_path), "predictor", num_tokens=3) == lines(expected)
+
+
+LRU = """
+    prefill
+    begin_round()
+    demand(0, 110000)
+    loaded(L0E0)
+    loaded(L0E1)
+    used(L0E0)
+    used(L0E1)
+    demand(1, 110000)
+    loaded(L1E0)
+    loaded(L1E1)
+    used(L1E0)
+    used(L1E1)
+    round 1
+    begin_round()
+    demand(0, 101000)
+    loaded(L0E2)
+    used(L0E0)
+    used(L0E2)
+    demand(1, 001100)
+    loaded(L1E2)
+    # all slots are taken, and the layer's hit can be computed meanwhile
+    victim(1, False) -> L1E0
+    forget(L1E0)
+    loaded(L1E3)
+    used(L1E2)
+    used(L1E3)
+    round 2
+    begin_round()
+    demand(0, 001100)
+    victim(0, False) -> L0E1
+    forget(L0E1)
+    loaded(L0E3)
+    used(L0E2)
+    used(L0E3)
+    demand(1, 101000)
+    victim(1, False) -> L1E1
+    forget(L1E1)
+    loaded(L1E0)
+    used(L1E2)
+    used(L1E0)
+"""
+RETAIN = """
+    round 1
+    begin_round()
+    loaded(L0E2)
+    loaded(L1E2)
+    victim(1, False) -> L0E1
+    forget(L0E1)
+    loaded(L1E3)
+    # rows of four tokens
+    demand(0, 302201)
+    # three staging slots are taken
+    victim(0, False)
+    used(L0E0)
+    victim(0, False)
+    used(L0E2)
+    # nothing of this layer is under way any more
+    victim(0, True) -> L1E1
+    forget(L1E1)
+    loaded(L0E3)
+    victim(0, False)
+    used(L0E3)
+    victim(0, True) -> L0E2
+    forget(L0E2)
+    loaded(L0E5)
+    used(L0E5)
+    victim(1, False) -> L0E5
+    forget(L0E5)
+    loaded(L1E5)
+    demand(1, 114110)
+    victim(1, False) -> L0E3
+    forget(L0E3)
+    loaded(L1E1)
+    victim(1, False)
+    used(L1E0)
+    used(L1E2)
+    used(L1E3)
+    victim(1, False) -> L1E3
+    forget(L1E3)
+    loaded(L1E4)
+    used(L1E1)
+    used(L1E4)
+"""
+DROP = """
+    prefill
+    begin_round()
+    demand(0, 110000)
+    loaded(L0E0)
+    loaded(L0E1)
+    demand(1, 110000)
+    loaded(L1E0)
+    loaded(L1E1)
+    round 1
+    begin_round()
+    demand(0, 101000)
+    loaded(L0E0)
+    loaded(L0E2)
+    demand(1, 001100)
+    loaded(L1E2)
+    loaded(L1E3)
+"""
+
+
+def test_reports_to_an_eviction(tmp_path: Path) -> None:
+    assert reports(spied("lru", tmp_path), "eviction", num_tokens=3) == lines(LRU)
+
+
+def test_reports_to_an_eviction_that_shares_its_slots_with_a_planner(tmp_path: Path) -> None:
+    found = reports(spied("specter_deadline", tmp_path), "eviction", num_tokens=8)
+    assert found[found.index("round 1") : found.index("round 2")] == lines(RETAIN)
+
+
+def test_reports_to_an_eviction_that_keeps_nothing(tmp_path: Path) -> None:
+    """Experts are given up after use, about which it has nothing to decide."""
+    assert reports(spied("on_demand", tmp_path), "eviction", num_tokens=2) == lines(DROP)
+
+
+def test_a_system_without_planner_drafts_without_plans(tmp_path: Path) -> None:
+    log = open_run("specter_no_prefetch", tmp_path).generate(prompt_len=1, num_tokens=8)
+    assert not [line for line in log if line.startswith("prefetch")]
