@@ -9,7 +9,7 @@ many later operations of the compute lane have also ended when the host returns 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ class Issued:
     phase: str  # prefill, or which round
     is_copy: bool
     after: tuple[Issued, ...]
+    detail: str  # which experts and slots
+    seen: int  # a bit for each operation that had ended when the host issued this one
     is_done: bool = False
 
 
@@ -52,17 +54,18 @@ class LoggedTimeline:
     counts: Counter[str] = field(default_factory=Counter)  # of this phase, by name
     num_copies: int = 0
     copied_bytes: int = 0
+    _seen: int = 0
 
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, Issued]:
         numbers = (work.name, work.hbm_bytes, work.flops, work.kernels, work.launches)
         result, detail = self._run(run)
-        event = self._issue(SHORT.get(work.name, work.name), False, after)
+        event = self._issue(SHORT.get(work.name, work.name), False, after, detail)
         self._log(event, NAMES.get(numbers, str(numbers)) + detail)
         return result, event
 
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> Issued:
         _, detail = self._run(run)
-        event = self._issue(label, True, after)
+        event = self._issue(label, True, after, detail)
         self.num_copies += 1
         self.copied_bytes += num_bytes
         self._log(event, ("one expert " if num_bytes == PAYLOAD else f"{num_bytes} bytes ") + detail)
@@ -92,7 +95,7 @@ class LoggedTimeline:
     def drain(self) -> None:
         self.lines.append("drain")
         for event in self.issued:
-            event.is_done = True
+            self._end(event)
 
     def totals(self) -> LaneTotals:
         return LaneTotals(copied_bytes=self.copied_bytes, num_copies=self.num_copies)
@@ -124,20 +127,26 @@ class LoggedTimeline:
         self.detail = ""
         return run(), self.detail
 
-    def _issue(self, name: str, is_copy: bool, after: Iterable[Event]) -> Issued:
+    def _issue(self, name: str, is_copy: bool, after: Iterable[Event], detail: str) -> Issued:
         if not is_copy:
             self.counts[name] += 1
             name += f" {self.counts[name]}"
-        event = Issued(name, len(self.issued), self.phase, is_copy, tuple(map(self._of, after)))
+        number, waits = len(self.issued), tuple(map(self._of, after))
+        event = Issued(name, number, self.phase, is_copy, waits, detail, seen=self._seen)
         self.issued.append(event)
-        event.is_done = is_copy and self.link == "fast"
+        if is_copy and self.link == "fast":
+            self._end(event)
         return event
+
+    def _end(self, event: Issued) -> None:
+        event.is_done = True
+        self._seen |= 1 << event.number
 
     def _finish(self, event: Issued) -> None:
         """Marks what must have ended before: the lane's earlier work, and what all of it has waited for."""
         for one in self.issued[: event.number + 1]:
             if not one.is_done and one.is_copy is event.is_copy:
-                one.is_done = True
+                self._end(one)
                 for before in one.after:
                     self._finish(before)
 
@@ -148,39 +157,54 @@ class LoggedTimeline:
 
 # Experts by the position of the token that is read, in MoE layers 0 and 1.
 Chosen = tuple[list[int], list[int]]
-TARGET: list[Chosen] = [
-    ([0, 1], [0, 1]),
-    ([0, 2], [2, 3]),
-    ([2, 3], [2, 0]),
-    ([5, 0], [1, 2]),
-    ([0, 3], [2, 4]),
-    ([1, 4], [0, 5]),
-    ([4, 2], [1, 5]),
-    ([1, 2], [3, 0]),
-    ([3, 5], [4, 2]),
-]
-DRAFT: dict[int, Chosen] = {
-    1: ([0, 2], [2, 3]),
-    2: ([2, 3], [2, 0]),
-    3: ([4, 0], [5, 2]),
-    4: ([0, 3], [4, 1]),
-    5: ([1, 4], [0, 5]),
-    6: ([4, 3], [1, 2]),
-    7: ([1, 2], [0, 3]),
-}
-PREDICTED = [[0, 1], [3, 2], [2, 4], [1, 2], [2, 5], [0, 5], [5, 3], [3, 1], [4, 0]]  # layer 1 from layer 0
+
+
+@dataclass(frozen=True)
+class Script:
+    """target, draft: experts of both MoE layers. predicted: of layer 1, from layer 0. wrong: positions for which the
+    draft proposes another token than the target."""
+
+    target: Sequence[Chosen]
+    draft: Mapping[int, Chosen]
+    predicted: Sequence[list[int]]
+    wrong: frozenset[int] = frozenset()
+
+
+BY_HAND = Script(
+    target=[
+        ([0, 1], [0, 1]),
+        ([0, 2], [2, 3]),
+        ([2, 3], [2, 0]),
+        ([5, 0], [1, 2]),
+        ([0, 3], [2, 4]),
+        ([1, 4], [0, 5]),
+        ([4, 2], [1, 5]),
+        ([1, 2], [3, 0]),
+        ([3, 5], [4, 2]),
+    ],
+    draft={
+        1: ([0, 2], [2, 3]),
+        2: ([2, 3], [2, 0]),
+        3: ([4, 0], [5, 2]),
+        4: ([0, 3], [4, 1]),
+        5: ([1, 4], [0, 5]),
+        6: ([4, 3], [1, 2]),
+        7: ([1, 2], [0, 3]),
+    },
+    predicted=[[0, 1], [3, 2], [2, 4], [1, 2], [2, 5], [0, 5], [5, 3], [3, 1], [4, 0]],
+)
 
 
 @dataclass
 class ScriptedModel:
-    """The token at position p is p, for target and draft alike, so that every draft is accepted."""
+    """The token at position p is p, for target and draft alike unless the script says that the draft is wrong."""
 
     timeline: LoggedTimeline
+    script: Script = BY_HAND
     num_layers: int = SPEC.num_layers
     num_dense_layers: int = SPEC.num_dense_layers
     num_experts: int = SPEC.num_experts
     top_k: int = SPEC.top_k
-    wrong: frozenset[int] = frozenset()  # positions for which the draft proposes another token
     position: int = 0
 
     def move(self, expert: ExpertId, slot: int) -> None:
@@ -201,8 +225,8 @@ class ScriptedModel:
 
     def draft_step(self) -> FinishedStep:
         read, self.position = self.position, self.position + 1
-        token = self.position + (self.position in self.wrong)
-        return FinishedStep(Proposal(token), np.array(DRAFT[read], np.int16))
+        token = self.position + (self.position in self.script.wrong)
+        return FinishedStep(Proposal(token), np.array(self.script.draft[read], np.int16))
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> ScriptedPass:
         positions = list(range(position, position + len(tokens)))
@@ -219,12 +243,12 @@ class ScriptedPass:
         self.model.timeline.detail = f" of L{layer - 1}" if layer else ""
         if layer < SPEC.num_dense_layers:
             return None
-        return np.array([TARGET[p][layer - SPEC.num_dense_layers] for p in self.positions], np.int16)
+        return np.array([self.model.script.target[p][layer - SPEC.num_dense_layers] for p in self.positions], np.int16)
 
     def foresee(self, layer: int) -> Routing:
         assert layer == 1
         self.model.timeline.detail = f" of L{layer}"
-        return np.array([PREDICTED[p] for p in self.positions], np.int16)
+        return np.array([self.model.script.predicted[p] for p in self.positions], np.int16)
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pairs = ", ".join(f"E{expert} in slot {slot}" for expert, slot in zip(experts, slots, strict=True))

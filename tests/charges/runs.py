@@ -14,15 +14,13 @@ from specter.engine import Engine
 from specter.models.hub_config import config_of
 from specter.records import RoundRecord
 from specter.speculation.accept import TokenSampler
-from tests.charges.logged import LoggedTimeline, ScriptedModel
+from tests.charges.logged import BY_HAND, LoggedTimeline, Script, ScriptedModel
 from tests.charges.tariff import KV_CAPACITY, SPEC, TILE_ROWS
-
-SLOTS_PER_LAYER = 3
 
 
 @dataclass
 class Run:
-    """An engine over three slots per MoE layer, and the log of what it issues."""
+    """An engine, and the log of what it issues."""
 
     engine: Engine
     timeline: LoggedTimeline
@@ -61,26 +59,16 @@ def open_run(
     directory: Path,
     link: Literal["slow", "fast"] = "slow",
     lead: int = 0,
-    wrong: Sequence[int] = (),
-    overrides: Sequence[str] = (),
+    script: Script = BY_HAND,
+    slots_per_layer: int = 3,
 ) -> Run:
     """`system`, K = 3, charged as `tariff.SPEC`, whose config.json is written to `directory`."""
     (directory / "config.json").write_text(json.dumps(config_of(SPEC)))
-    config = compose(
-        [
-            f"system={system}",
-            "k=3",
-            f"tile_rows={TILE_ROWS}",
-            f"kv_capacity={KV_CAPACITY}",
-            "budget.policy=same_experts",
-            f"budget.experts_per_layer={SLOTS_PER_LAYER}",
-            "model.charged_as=itself",
-            f"model.checkpoint={directory}",
-            *overrides,
-        ]
-    )
+    settings = ["k=3", f"tile_rows={TILE_ROWS}", f"kv_capacity={KV_CAPACITY}", "budget.policy=same_experts"]
+    config = compose([f"system={system}", *settings, "model.charged_as=itself"])
+    config.budget.experts_per_layer, config.model.checkpoint = slots_per_layer, str(directory)
     timeline = LoggedTimeline(link, lead)
-    model = ScriptedModel(timeline, wrong=frozenset(wrong))
+    model = ScriptedModel(timeline, script)
     engine = build_engine(
         config, model, TokenSampler(), model.move, timeline, open_write_back=lambda num_buffers: model.send_back
     )

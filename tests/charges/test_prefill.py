@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.charges.logged import BY_HAND
 from tests.charges.runs import open_run
+
+WRONG = replace(BY_HAND, wrong=frozenset({3}))
 
 # Five tokens are two tiles of four rows. L0 needs E0, E1, E2, E3 and E5; L1 needs E0 to E4; six slots in all.
 PREFILL = """
@@ -92,7 +96,7 @@ class TestDraftWithItsOwnKV:
 
     def test_after_a_rejected_token_nothing_is_missing(self, tmp_path: Path) -> None:
         """Positions 1 to 3 are read; the token proposed for 3 is wrong, so the next round starts there."""
-        log = open_run("specmoeoff", tmp_path, wrong=[3]).generate(prompt_len=1, num_tokens=6)
+        log = open_run("specmoeoff", tmp_path, script=WRONG).generate(prompt_len=1, num_tokens=6)
         assert draft_steps(log) == [
             ["draft step of 2 rows", "draft step", "draft step"],
             ["draft step", "draft step"],
@@ -106,5 +110,5 @@ class TestDraftWithItsOwnKV:
         ]
 
     def test_a_shared_draft_reads_one_token_per_step(self, tmp_path: Path) -> None:
-        log = open_run("specter", tmp_path, wrong=[3]).generate(prompt_len=5, num_tokens=4)
+        log = open_run("specter", tmp_path, script=WRONG).generate(prompt_len=5, num_tokens=4)
         assert draft_steps(log) == [["draft step", "draft step"]]
