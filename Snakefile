@@ -14,10 +14,15 @@ sys.path.insert(0, workflow.basedir)
 
 from harness import plan, scales
 from specter.errors import SpecterError
+from specter.sources import code_digest
 
 min_version("9.0")
-# Jobs run under the interpreter that runs Snakemake, whether or not its environment is activated.
-shell.prefix(f"set -euo pipefail; PATH={quote(str(Path(sys.executable).parent))}:$PATH; ")
+# Jobs run under the interpreter that runs Snakemake, whether or not its environment is activated. `logged FILE COMMAND`
+# writes output and errors of a job to its log, and shows its errors and progress as they come.
+shell.prefix(
+    f"set -euo pipefail; PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
+    'logged() {{ local log=$1; shift; : > "$log"; "$@" 2>&1 >> "$log" | tee -a "$log" >&2; }}; '
+)
 
 ENVIRONMENT = "environment.yml"  # used with --sdm conda only; `make` builds .venv from requirements.lock instead
 SCALES = [path.stem for path in sorted((scales.CONF / "scale").glob("*.yaml"))]

@@ -1,7 +1,7 @@
-"""Where recordings lie: one file per text, named by everything that decides its content.
+"""Recordings on disk: one file per text, named by everything that decides its content.
 
-A killed job finds again what it had finished, jobs share warm-ups, and a changed checkpoint, draft or source file
-can never meet an old recording.
+A job that was killed finds the recordings that it had finished, and jobs share warm-ups. A changed checkpoint, draft or
+source file changes the directory, so an old recording is never read in its place.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from harness.plan import LIVE_CODE, Live
+from harness.plan import TextKey
 from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.prompts import encode, prompt_text, warmup_text
 from specter.recording import Recording
+from specter.sources import code_digest
 
 RECORDING, WARMUP = "recording.safetensors", "warmup.safetensors"  # beside a run that was measured on a device
 
 
 @dataclass(frozen=True)
 class Text:
-    """One text to be generated live: a configuration without warm-up, and the prompt that it continues."""
+    """One text to generate live: a configuration without warm-up, and the prompt that it continues."""
 
     config: RunConfig
     prompt: list[int]
@@ -35,9 +36,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a manifest: where the recordings of a live run lie."""
+    """One line of a manifest: the files of a recorded run."""
 
-    live: Live
+    key: TextKey
     recording: str
     warmup: str
 
@@ -61,13 +62,12 @@ class RecordingStore:
             for path in sorted([Path(directory) / "config.json", *Path(directory).glob("*.safetensors")]):
                 digest.update(path.read_bytes())
         digest.update(version("torch").encode())
-        for path in sorted(path for pattern in LIVE_CODE for path in Path().glob(pattern)):
-            digest.update(path.read_bytes())
+        digest.update(code_digest("specter.models.cpu.live", "baselines").encode())
         self.origin = digest.hexdigest()[:16]
         self._directory = root / self.origin
 
     def path(self, text: Text) -> Path:
-        """Where the recording of this text lies, or will lie."""
+        """The file of this text's recording, whether or not it exists."""
         config = text.config
         key = {
             "prompt": text.prompt,
@@ -83,20 +83,20 @@ class RecordingStore:
 
 
 def manifest_text(entries: Sequence[Entry], notes: dict[str, str]) -> str:
-    """The manifest of a data set, which `read_manifest` reads."""
-    rows = [{"live": list(entry.live), "recording": entry.recording, "warmup": entry.warmup} for entry in entries]
+    """The manifest of a data set, as `read_manifest` reads it."""
+    rows = [{"key": list(entry.key), "recording": entry.recording, "warmup": entry.warmup} for entry in entries]
     return json.dumps({"notes": notes, "recordings": rows}, indent=1) + "\n"
 
 
-def read_manifest(path: Path) -> tuple[dict[Live, Entry], dict[str, str]]:
-    """Entries by live run, and the notes of the model that was recorded."""
+def read_manifest(path: Path) -> tuple[dict[TextKey, Entry], dict[str, str]]:
+    """Entries by key, and the notes of the model that was recorded."""
     values = json.loads(path.read_text())
-    rows = [Entry(Live(*row["live"]), row["recording"], row["warmup"]) for row in values["recordings"]]
-    return {entry.live: entry for entry in rows}, values["notes"]
+    rows = [Entry(TextKey(*row["key"]), row["recording"], row["warmup"]) for row in values["recordings"]]
+    return {entry.key: entry for entry in rows}, values["notes"]
 
 
 def load_entry(entry: Entry) -> tuple[Recording, Recording]:
-    """The recording of a run and that of its warm-up."""
+    """The recording of a run and that of its warm-up. Raises SpecterError for a file that is missing or damaged."""
     try:
         return Recording.load(Path(entry.recording)), Recording.load(Path(entry.warmup))
     except SpecterError as error:

@@ -1,4 +1,4 @@
-"""What a scale runs, and what people get of it: scales, experiments and probes of conf/, figures and tables.
+"""The schemas of conf/scale, conf/experiment and conf/probe, and what a scale delivers.
 
 Nothing here imports torch.
 """
@@ -60,8 +60,8 @@ TABLES = {
 OF_ONE_MODEL = {
     "tpot", "speedup", "acceptance", "k_sweep", "budget_sweep", "hardware", "rivals", "prompt_length", "decomposition",
 }  # fmt: skip
-# Tidy tables that come from jobs of their own, and the experiment whose recordings they need.
-DERIVED = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
+# Tables that come from jobs of their own, and the experiment whose recordings or models these jobs use.
+PROBES = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
 Values = dict[str, Any]
 Schema = TypeVar("Schema")
 
@@ -109,8 +109,8 @@ class Scale:
         return [name for name in experiment.systems if not wanted or name in wanted]
 
     def models_of(self, *experiments: str) -> list[str]:
-        """The models that run all of these experiments; those of `DERIVED` go with their source."""
-        needed = {DERIVED.get(name, name) for name in experiments}
+        """The models that run all of these experiments; a probe runs on the models of its experiment."""
+        needed = {PROBES.get(name, name) for name in experiments}
         if "transformers_offload" in experiments and self.checkpoint_kind == "hub":
             return []  # it loads the model a second time, in fp32
         return [model for model in self.models if needed.issubset(self.share(model).experiments)]
@@ -152,44 +152,45 @@ class Probe:
     device: str
 
 
-def option(group: str, name: str) -> Values:
-    """One file of a configuration group. Raises SpecterError naming the known ones."""
-    path = CONF / group / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise SpecterError(f"{group} {name!r} is unknown", f"use one of: {known}")
-    values: Values = yaml.safe_load(path.read_text())
-    return values
+def load(schema: type[Schema], group: str, name: str) -> Schema:
+    """One file of a configuration group, strictly typed; shared, so not to be changed.
 
-
-def _load(schema: type[Schema], group: str, name: str) -> Schema:
-    values = option(group, name)
-    try:
-        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
-    except OmegaConfBaseException as error:
-        what = f"conf/{group}/{name}.yaml: {str(error).partition(chr(10))[0]}"
-        raise SpecterError(what, f"see {schema.__name__} in {__name__.replace('.', '/')}.py") from None
-    assert isinstance(loaded, schema)
+    Raises:
+        SpecterError: an unknown name, with the known ones; a wrong key or type.
+    """
+    loaded: Schema = _load(schema, group, name)  # type: ignore[arg-type]
     return loaded
 
 
 @functools.cache
+def _load(schema: type[Any], group: str, name: str) -> Any:
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml")))
+        raise SpecterError(f"{group} {name!r} is unknown", f"use one of: {known}")
+    try:
+        typed = OmegaConf.structured(schema)
+        OmegaConf.set_readonly(typed, None)  # a frozen dataclass makes a read-only node, which refuses all values
+        return OmegaConf.to_object(OmegaConf.merge(typed, yaml.safe_load(path.read_text())))
+    except OmegaConfBaseException as error:
+        what = f"{path}: {str(error).partition(chr(10))[0]}"
+        raise SpecterError(what, f"see {schema.__name__} in {schema.__module__.replace('.', '/')}.py") from None
+
+
 def load_scale(name: str) -> Scale:
     """Raises SpecterError for what is wrong with conf/scale/`name`.yaml."""
-    scale = _load(Scale, "scale", name)
+    scale = load(Scale, "scale", name)
     if scale.clock == "device" and not scale.hardware:
         raise SpecterError(f"conf/scale/{name}.yaml measures on no machine", "name the GPU at hand: hardware: [...]")
     return scale
 
 
-@functools.cache
 def load_experiment(name: str) -> Experiment:
-    return _load(Experiment, "experiment", name)
+    return load(Experiment, "experiment", name)
 
 
-@functools.cache
 def load_probe(name: str) -> Probe:
-    return _load(Probe, "probe", name)
+    return load(Probe, "probe", name)
 
 
 def datasets(scale: str, experiment: str, model: str) -> list[str]:

@@ -1,17 +1,8 @@
-# What the rules share: which files a stage's code is, and what a scale delivers.
+# What the rules share: the digests of their code, the files that they read, and what a scale delivers.
 DEVICE_FIGURES = ("rounds", "ablation", "trace", "families", "clock")
 DEVICE_TABLES = ("choices", "rivals", "families", "clock")
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
-
-
 NUM_DECOMPOSED = 1  # data sets of the experiment `rivals` whose speed-ups are explained
-REPLAY_CODE = (
-    "specter/*.py",
-    "specter/experts/*.py",
-    "specter/timeline/*.py",
-    "specter/speculation/*.py",
-    "baselines/*.py",
-)
 
 
 def scales_on(clock):
@@ -24,12 +15,17 @@ def code(*patterns):
     return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
 
 
+def listed(name):
+    """The input of this name, as a list on a command line."""
+    return lambda wildcards, input: ",".join(input[name])
+
+
 def model_config(wildcards):
     return plan.compose([f"model={wildcards.model}"]).model
 
 
 def checkpoint(wildcards):
-    """The files of a model's checkpoint. None are listed for one that is not there: `preflight` says so."""
+    """The files of a model's checkpoint. None are listed for one that is not there: `preflight` reports it."""
     return sorted(str(path) for path in Path(model_config(wildcards).checkpoint).glob("*") if path.is_file())
 
 
@@ -60,7 +56,8 @@ def manifests(wildcards, experiment):
     return [f"{directory}/{dataset}.json" for dataset in scales.datasets(wildcards.scale, experiment, wildcards.model)]
 
 
-def replays(scale, experiment, only_model=None):
+def runs_of(scale, experiment, only_model=None):
+    """The directories of an experiment's runs."""
     models = scales.load_scale(scale).models_of(experiment) if only_model is None else [only_model]
     return [
         f"results/{scale}/{experiment}/{model}/{dataset}"
@@ -69,9 +66,16 @@ def replays(scale, experiment, only_model=None):
     ]
 
 
-def of_models(scale, experiment):
-    """The tidy tables of an experiment, or of what derives from one, that come model by model."""
-    return [f"results/{scale}/{experiment}/{model}.parquet" for model in scales.load_scale(scale).models_of(experiment)]
+def probe_tables(scale, probe):
+    """The tables of a probe: one of each model, or of each of its explained data sets."""
+    models = scales.load_scale(scale).models_of(probe)
+    if probe != "decomposition":
+        return [f"results/{scale}/{probe}/{model}.parquet" for model in models]
+    return [
+        f"results/{scale}/{probe}/{model}/{dataset}.parquet"
+        for model in models
+        for dataset in scales.datasets(scale, "rivals", model)[:NUM_DECOMPOSED]
+    ]
 
 
 def tidied(scale, names):

@@ -1,31 +1,29 @@
-# From a checkpoint to a draft, and what the draft is worth.
+# From a checkpoint to a draft, and how well the draft predicts the target.
 
 
 rule preflight:
     # Refuses a scale that this machine cannot run, before anything large starts.
-    input:
-        code("harness/jobs/preflight.py"),
     output:
         "results/{scale}/preflight.json",
-    priority: 100  # `quantize` knows of no scale, and would otherwise run before it
+    priority: 100  # `quantize` has no scale, and would otherwise run before it
     params:
         plan=lambda wildcards: plan.digest(scales.load_scale(wildcards.scale)),
+        code=code_digest("harness.jobs.preflight"),
     log:
         "results/{scale}/logs/preflight.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.jobs.preflight --scale {wildcards.scale} --out {output} > {log}"
+        "logged {log} python -m harness.jobs.preflight scale={wildcards.scale} out={output}"
 
 
 rule quantize:
-    # INT4 experts as an AutoGPTQ directory, one for all scales: by GPTQ, the draft; by AWQ for the fidelity study, which
-    # a quarter of the calibration text serves as well. A killed job goes on behind its last layer.
+    # INT4 experts as an AutoGPTQ directory, one for all scales: the draft by GPTQ; for the fidelity study by AWQ, for
+    # which a quarter of the calibration text is enough. A killed job resumes after its last finished layer.
     input:
         checkpoint,
         "data/standins/calibration.safetensors",
-        code("specter/quantize/*.py", "specter/models/*.py"),
     output:
         directory("results/quantized/{model}/{method}"),
     params:
@@ -33,14 +31,15 @@ rule quantize:
         tokenizer=lambda wildcards: model_config(wildcards).tokenizer,
         sequences=lambda wildcards: 64 if wildcards.method == "awq" else 0,
         device=lambda wildcards: "cuda" if model_config(wildcards).checkpoint_kind == "hub" else "cpu",
+        code=code_digest("specter.quantize"),
     log:
         "results/quantized/logs/{model}-{method}.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m specter.quantize checkpoint={params.checkpoint:q} out={output} method={wildcards.method} "
-        "tokenizer={params.tokenizer:q} group=128 sequences={params.sequences} device={params.device} threads={threads} > {log}"
+        "logged {log} python -m specter.quantize checkpoint={params.checkpoint:q} out={output} method={wildcards.method} "
+        "tokenizer={params.tokenizer:q} group=128 sequences={params.sequences} device={params.device} threads={threads}"
 
 
 rule probe:
@@ -48,7 +47,6 @@ rule probe:
     input:
         checkpoint,
         quantized,
-        code(*plan.LIVE_CODE, "specter/probes/*.py", "harness/jobs/probe.py"),
         "data/prompts/heldout.jsonl",
         tokenizer,
         manifests=lambda wildcards: manifests(wildcards, "main"),
@@ -56,27 +54,23 @@ rule probe:
         "results/{scale}/probe/{model}.parquet",
     params:
         plan=lambda wildcards: plan.digest(plan.probe_plan(**wildcards)),
+        code=code_digest("harness.jobs.probe", "baselines"),
+        manifests=listed("manifests"),
     log:
         "results/{scale}/logs/probe-{model}.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.jobs.probe {input.manifests} --scale {wildcards.scale} --model {wildcards.model} "
-        "--out {output} > {log}"
+        "logged {log} python -m harness.jobs.probe scale={wildcards.scale} model={wildcards.model} "
+        "manifests={params.manifests} out={output}"
 
 
 rule fidelity:
-    # How far each method and precision routes like the original, teacher-forced on recorded texts or on data sets.
+    # Agreement of each method's and precision's routing with the target's, teacher-forced on recorded texts or on data sets.
     input:
         checkpoint,
         studied,
-        code(
-            "specter/models/*.py",
-            "specter/quantize/*.py",
-            "specter/probes/fidelity.py",
-            "harness/jobs/fidelity.py",
-        ),
         tokenizer,
         manifests=lambda wildcards: (
             manifests(wildcards, "main") if scales.load_probe(wildcards.scale).texts == "recorded" else []
@@ -85,12 +79,13 @@ rule fidelity:
         "results/{scale}/fidelity/{model}.parquet",
     params:
         plan=lambda wildcards: plan.digest(scales.load_probe(wildcards.scale)),
-        manifests=lambda wildcards, input: ",".join(input.manifests),
+        code=code_digest("harness.jobs.fidelity"),
+        manifests=listed("manifests"),
     log:
         "results/{scale}/logs/fidelity-{model}.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.jobs.fidelity model={wildcards.model} probe={wildcards.scale} out={output} "
-        "manifests=[{params.manifests}] threads={threads} > {log}"
+        "logged {log} python -m harness.jobs.fidelity model={wildcards.model} probe={wildcards.scale} out={output} "
+        "manifests={params.manifests} threads={threads}"

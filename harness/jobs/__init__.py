@@ -1,20 +1,36 @@
-"""What every job of the workflow shares: one-screen errors, progress with an estimated end, whole files."""
+"""What the jobs of the workflow share: progress with an estimated end, tables, and the options of one experiment."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 
 from specter.errors import SpecterError
+from specter.files import replacing
 from specter.progress import make_progress
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 15.0
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """Options of a job of one experiment on one model and data set, at a scale."""
+
+    scale: str
+    experiment: str
+    model: str
+    dataset: str
 
 
 def run_job(main: Callable[[], None]) -> None:
@@ -27,13 +43,13 @@ def run_job(main: Callable[[], None]) -> None:
 
 
 def progress_bar() -> Progress:
-    """A bar on standard error, shown on a terminal only (standard output goes to the rule's log)."""
+    """A bar on standard error, drawn on a terminal only."""
     console = Console(stderr=True)
     return make_progress(console, disable=not console.is_terminal)
 
 
 def steps(items: Sequence[Item], description: str, progress: Progress) -> Iterator[Item]:
-    """Yields `items` under a progress bar; where there is no terminal, a line every few seconds instead."""
+    """Yields `items` under a progress bar; without a terminal, a line every few seconds instead."""
     start = last = time.monotonic()
     task = progress.add_task(description, total=len(items))
     for done, item in enumerate(items):
@@ -44,3 +60,9 @@ def steps(items: Sequence[Item], description: str, progress: Progress) -> Iterat
             print(f"{description}: {done}/{len(items)}, about {left:.0f} s left", file=sys.stderr, flush=True)
         yield item
         progress.advance(task)
+
+
+def write_table(path: Path, frame: pd.DataFrame) -> None:
+    """Writes a parquet file, atomically."""
+    with replacing(path) as part:
+        frame.to_parquet(part, index=False)

@@ -1,22 +1,23 @@
-"""What the virtual clock charges for runs that were measured: how wrong it is, run by run.
+"""Compares the virtual clock with the device clock: measured runs beside what the virtual clock charges for them.
 
-Replays the recordings that `harness.jobs.measure` leaves beside its runs, by the virtual clock of the same machine:
+Replays the recordings that `harness.jobs.measure` writes beside its runs, by the virtual clock of the same machine:
 
-    python -m harness.jobs.charge results/standin/main/deepseek_v2_lite/* --out data/reference/h200/clock.json
+    measured=$(ls -d results/standin/main/deepseek_v2_lite/* | paste -sd,)
+    python -m harness.jobs.charge measured=$measured out=data/reference/h200/clock.json
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.jobs import progress_bar, run_job, steps
+from harness.jobs import progress_bar, steps
 from harness.recordings import RECORDING, WARMUP
+from specter.arguments import run_command
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.provenance import MACHINE, merged
@@ -27,8 +28,16 @@ from specter.session import replay_input
 WHERE = (*MACHINE, "commit", "source_sha256", "checkpoint_digest")
 
 
+@dataclass(frozen=True)
+class Options:
+    """Charges measured runs by the virtual clock."""
+
+    measured: tuple[Path, ...]  # directories of runs
+    out: Path
+
+
 def charge(directory: Path) -> dict[str, Any]:
-    """One run: what it took, and what it is charged. Milliseconds per token; bytes over the link per token.
+    """One run: its measured and its charged numbers. Milliseconds per token; bytes over the link per token.
 
     Raises:
         SpecterError: the run was not measured on a device, or its recording is not of it.
@@ -38,7 +47,7 @@ def charge(directory: Path) -> dict[str, Any]:
         raise SpecterError(f"{directory} was not measured: its clock is {config.clock}", "give runs of a device scale")
     measured = json.loads((directory / "metrics.json").read_text())
     recording, warmup = (Recording.load(directory / name) for name in (RECORDING, WARMUP))
-    charged = replay_input(dataclasses.replace(config, clock="virtual"), recording, warmup)
+    charged = replay_input(replace(config, clock="virtual"), recording, warmup)
     if charged.generation.tokens != recording.tokens:
         raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
     return {
@@ -55,7 +64,7 @@ def charge(directory: Path) -> dict[str, Any]:
 
 
 def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, Any]:
-    """The record, as the benches write theirs. Summary: charged TPOT over the measured one, by system and over all."""
+    """The record. Its summary: the median of charged over measured TPOT, by system and over all."""
     ratios: dict[str, list[float]] = {}
     for cell in cells:
         ratio = cell["charged_tpot_ms"] / cell["measured_tpot_ms"]
@@ -66,10 +75,10 @@ def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, 
 
 
 def provenance(runs: Sequence[Path]) -> dict[str, Any]:
-    """Where the runs were measured: each value once, several with commas between them.
+    """Provenance of the runs: each key's distinct values, joined with commas.
 
     Raises:
-        SpecterError: they are of several machines' files, or of different lengths.
+        SpecterError: the runs differ in their machine's file or in their length.
     """
     noted = [json.loads((path / "env.json").read_text()) for path in runs]
     where: dict[str, Any] = {**merged(noted, WHERE)}
@@ -80,25 +89,21 @@ def provenance(runs: Sequence[Path]) -> dict[str, Any]:
     return where | {"hardware": hardware, "max_new_tokens": max_new_tokens}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("measured", type=Path, nargs="+")
-    arguments = parser.parse_args()
-    runs = [path.parent for parent in arguments.measured for path in sorted(parent.glob(f"*/{RECORDING}"))]
+def main(options: Options) -> None:
+    runs = [path.parent for parent in options.measured for path in sorted(parent.glob(f"*/{RECORDING}"))]
     if not runs:
         raise SpecterError(
-            f"{arguments.measured[0]} has no measured runs",
+            f"{', '.join(map(str, options.measured)) or 'measured='} has no measured runs",
             "measure them on a GPU: snakemake --cores 1 --config scale=standin -- all",
         )
     where = provenance(runs)
     with progress_bar() as progress:
         cells = [charge(path) for path in steps(runs, "charge", progress)]
     found = record(cells, where)
-    write_json(arguments.out, found)
+    write_json(options.out, found)
     for name, ratio in found["summary"].items():
         print(f"{name}: {ratio:.3f}")
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

@@ -7,30 +7,26 @@ match by `position` and by the target's router `margin`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from harness.jobs import progress_bar
+from harness.jobs import progress_bar, write_table
 from harness.plan import compose
 from harness.recordings import read_manifest
-from harness.scales import Probe
-from specter.config import ModelConfig, RunConfig
+from harness.scales import Probe, load_probe
+from specter.arguments import run_command
+from specter.config import RunConfig
 from specter.errors import SpecterError
-from specter.files import replacing
 from specter.hub import with_local_paths
 from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
@@ -48,20 +44,46 @@ NUM_MARGIN_BINS = 10
 READ_METHODS = ("gptq", "awq")  # from the directories that the rule `quantize` makes
 
 
-@dataclass
-class FidelityConfig:
-    """One study (conf/fidelity.yaml)."""
+@dataclass(frozen=True)
+class Options:
+    """One study: a model, a file of conf/probe, and values that replace some of that file's."""
 
-    model: ModelConfig
-    probe: Probe
-    manifests: list[str] = field(default_factory=list)
-    out: str = "results/adhoc/fidelity.parquet"
+    model: str  # a file of conf/model
+    probe: str = "laptop"
+    manifests: tuple[Path, ...] = ()  # of recordings, where texts=recorded
+    out: Path = Path("results/adhoc/fidelity.parquet")
     threads: int = 1
+    quantized: Path | None = None  # the model's draft, beside which the other methods' directories are
+    methods: tuple[str, ...] | None = None
+    texts: str | None = None
+    samplings: tuple[str, ...] | None = None
+    datasets: tuple[str, ...] | None = None
+    num_requests: int | None = None
+    num_tokens: int | None = None
+    prompt_tokens: int | None = None
+    window: int | None = None
+    device: str | None = None
+
+    def study(self) -> Probe:
+        """The probe with the given values."""
+        probe = load_probe(self.probe)
+        given: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name in vars(probe)
+            if (value := getattr(self, name, None)) is not None
+        }
+        return replace(probe, **given)
+
+    def run(self) -> RunConfig:
+        """A run of the model, for its paths."""
+        run = compose([f"model={self.model}"])
+        run.model.quantized = str(self.quantized or run.model.quantized)
+        return run
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text and where it comes from."""
+    """One text and its source."""
 
     mode: str  # the sampling that wrote it, or "data set"
     dataset: str
@@ -71,54 +93,46 @@ class Request:
 # -- texts -------------------------------------------------------------------------------------
 
 
-def requests(config: FidelityConfig) -> list[Request]:
+def requests(run: RunConfig, probe: Probe, manifests: Sequence[Path]) -> list[Request]:
     """The texts of the study, in the order of their data sets.
 
     Raises:
-        SpecterError: none is longer than its prompt, or recordings are asked for and none are given.
+        SpecterError: no text is longer than its prompt, or texts=recorded without manifests.
     """
-    probe = config.probe
     if probe.texts not in ("recorded", "datasets"):
-        raise SpecterError(f"probe.texts={probe.texts!r} is unknown", "use recorded or datasets")
-    found = list(_recorded(config) if probe.texts == "recorded" else _of_datasets(config))
+        raise SpecterError(f"texts={probe.texts!r} is unknown", "use recorded or datasets")
+    found = list(_recorded(probe, manifests) if probe.texts == "recorded" else _of_datasets(run, probe))
     cut = [Request(one.mode, one.dataset, one.tokens[: probe.num_tokens]) for one in found]
     kept = [one for one in cut if len(one.tokens) > probe.prompt_tokens]
     if not kept:
         raise SpecterError(
             f"none of {len(found)} texts is longer than {probe.prompt_tokens} tokens",
-            "give manifests=[results/<scale>/manifests/main/<model>/<data set>.json, ...] of recorded runs, "
-            "or probe.texts=datasets with probe.datasets",
+            "give manifests=results/<scale>/manifests/main/<model>/<data set>.json,... of recorded runs, "
+            "or texts=datasets with datasets=...",
         )
     return kept
 
 
-def _recorded(config: FidelityConfig) -> Iterator[Request]:
-    """What plain decoding wrote, prompt and all."""
-    probe = config.probe
-    for path in map(Path, config.manifests):
+def _recorded(probe: Probe, manifests: Sequence[Path]) -> Iterator[Request]:
+    """Prompts with what plain decoding generated after them."""
+    for path in manifests:
         entries, _ = read_manifest(path)
         for sampling in probe.samplings:
-            lives = sorted(live for live in entries if live.k == 0 and live.sampling == sampling)
-            for live in lives[: probe.num_requests]:
-                recording = Recording.load(Path(entries[live].recording))
+            keys = sorted(key for key in entries if key.k == 0 and key.sampling == sampling)
+            for key in keys[: probe.num_requests]:
+                recording = Recording.load(Path(entries[key].recording))
                 yield Request(sampling, path.stem, [*recording.prompt, *recording.tokens])
 
 
-def _of_datasets(config: FidelityConfig) -> Iterator[Request]:
-    tokenizer: Tokenizer = load_tokenizer(_run_of(config))
-    for name in config.probe.datasets:
-        for text in first_texts(compose([f"dataset={name}"]).dataset, config.probe.num_requests):
+def _of_datasets(run: RunConfig, probe: Probe) -> Iterator[Request]:
+    tokenizer: Tokenizer = load_tokenizer(run)
+    for name in probe.datasets:
+        for text in first_texts(compose([f"dataset={name}"]).dataset, probe.num_requests):
             yield Request("data set", name, tokenizer.encode(text).ids)
 
 
-def _run_of(config: FidelityConfig) -> RunConfig:
-    """Any run of the model, for what asks for one."""
-    run = compose()
-    run.model = config.model
-    return run
-
-
 def side_by_side(found: Sequence[Request], prompt_tokens: int) -> Texts:
+    """All texts as the rows of one tensor, padded with zeros."""
     lengths = [len(one.tokens) for one in found]
     tokens = torch.zeros(len(found), max(lengths), dtype=torch.int64)
     for row, one in zip(tokens, found, strict=True):
@@ -129,8 +143,8 @@ def side_by_side(found: Sequence[Request], prompt_tokens: int) -> Texts:
 # -- drafts ------------------------------------------------------------------------------------
 
 
-def draft(method: str, config: FidelityConfig, checkpoint: Checkpoint) -> DraftExperts:
-    """The experts of one method.
+def draft(method: str, quantized: Path, checkpoint: Checkpoint) -> DraftExperts:
+    """The experts of one method; directories of methods are beside `quantized`.
 
     Raises:
         SpecterError: an unknown method, or a directory that is missing, damaged or made from another checkpoint.
@@ -141,8 +155,8 @@ def draft(method: str, config: FidelityConfig, checkpoint: Checkpoint) -> DraftE
         return lambda layer, target: _each(target, lambda w: quantize_rtn(w, GROUP).dequantize())
     if method not in READ_METHODS:
         known = ", ".join([*READ_METHODS, "rtn", *FORMATS])
-        raise SpecterError(f"method {method!r} is unknown", f"use probe.methods of: {known}")
-    directory = Path(config.model.quantized).parent / method
+        raise SpecterError(f"method {method!r} is unknown", f"use methods of: {known}")
+    directory = quantized.parent / method
     check_draft_origin(directory, checkpoint)
     experts = read_directory(directory, checkpoint.spec)
 
@@ -225,29 +239,29 @@ def _by_margin(match: NDArray[Any], margins: Tensor, real: NDArray[np.bool_]) ->
     return means.reset_index(drop=True).assign(quantity="margin")
 
 
-def measure(config: FidelityConfig) -> pd.DataFrame:
+def measure(options: Options) -> pd.DataFrame:
     """Runs the study. Raises SpecterError for bad input, before large work."""
-    torch.set_num_threads(config.threads)
-    if config.probe.device == "cuda" and not torch.cuda.is_available():
-        raise SpecterError("probe.device=cuda, but there is no CUDA GPU", "use probe.device=cpu")
-    config.model = with_local_paths(_run_of(config), Console(stderr=True)).model
-    found = requests(config)
-    texts = side_by_side(found, config.probe.prompt_tokens)
-    checkpoint = Checkpoint.open(config.model.checkpoint)
+    torch.set_num_threads(options.threads)
+    probe = options.study()
+    if probe.device == "cuda" and not torch.cuda.is_available():
+        raise SpecterError("device=cuda, but there is no CUDA GPU", "use device=cpu")
+    run = with_local_paths(options.run(), Console(stderr=True))
+    model = run.model
+    found = requests(run, probe, options.manifests)
+    texts = side_by_side(found, probe.prompt_tokens)
+    checkpoint = Checkpoint.open(model.checkpoint)
     _check_tokens(texts.tokens, checkpoint.spec)
-    drafts = {method: draft(method, config, checkpoint) for method in config.probe.methods}
+    drafts = {method: draft(method, Path(model.quantized), checkpoint) for method in probe.methods}
     with progress_bar() as progress, torch.inference_mode():
-        task = progress.add_task(f"fidelity {config.model.name}", total=checkpoint.spec.num_layers)
-        result = study(
-            checkpoint, drafts, texts, config.probe.window, config.probe.device, lambda: progress.advance(task)
-        )
+        task = progress.add_task(f"fidelity {model.name}", total=checkpoint.spec.num_layers)
+        result = study(checkpoint, drafts, texts, probe.window, probe.device, lambda: progress.advance(task))
     named: dict[str, Any] = {
-        "model": config.model.name,
-        "checkpoint_kind": config.model.checkpoint_kind,
-        "charged_as": config.model.charged_as,
+        "model": model.name,
+        "checkpoint_kind": model.checkpoint_kind,
+        "charged_as": model.charged_as,
         "num_requests": len(found),
         "num_pairs": len(found) * checkpoint.spec.num_moe_layers,
-        "window": config.probe.window,
+        "window": probe.window,
     }
     return rows(result, found, texts).assign(**named)
 
@@ -260,32 +274,13 @@ def _check_tokens(tokens: Tensor, spec: ModelSpec) -> None:
         )
 
 
-def from_values(values: Any) -> FidelityConfig:
-    """A typed configuration. Raises SpecterError naming the key."""
-    try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(FidelityConfig), values))
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "configuration"
-        raise SpecterError(f"{key}: {str(error).splitlines()[0]}", "see conf/fidelity.yaml and conf/probe/") from None
-    assert isinstance(config, FidelityConfig)
-    return config
-
-
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="fidelity")
-def main(values: DictConfig) -> None:
-    try:
-        config = from_values(values)
-        frame = measure(config)
-    except SpecterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    out = Path(config.out)
-    with replacing(out) as part:
-        frame.to_parquet(part, index=False)
+def main(options: Options) -> None:
+    frame = measure(options)
+    write_table(options.out, frame)
     means = frame.groupby(["method", "quantity"])["value"].mean().unstack()
     pairs = f"{frame['num_requests'].iloc[0]} requests, {frame['num_pairs'].iloc[0]} request-layer pairs"
-    print(f"{config.model.name}: {pairs}\n{means[['set_match', 'order_match', 'agreement']].to_string()}")
+    print(f"{options.model}: {pairs}\n{means[['set_match', 'order_match', 'agreement']].to_string()}")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, Options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from harness.jobs import progress_bar, run_job, steps
+from harness.jobs import progress_bar, steps
+from specter.arguments import run_command
 from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.files import write_json
@@ -19,6 +20,15 @@ from specter.results import read_config, write_run
 COMPARED = ("rounds.jsonl", "metrics.json")
 
 
+@dataclass(frozen=True)
+class Options:
+    """Repeats a sample of replayed runs live."""
+
+    replays: tuple[Path, ...]  # directories of runs
+    num_checks: int
+    out: Path
+
+
 def sample(directories: list[Path], num_checks: int) -> list[Path]:
     """`num_checks` runs, evenly spread over all runs in an order that mixes data sets, systems and budgets."""
     ordered = sorted(directories, key=lambda path: (path.name, path.parent.name))
@@ -27,21 +37,16 @@ def sample(directories: list[Path], num_checks: int) -> list[Path]:
 
 
 def choose(runs: dict[Path, RunConfig], num_checks: int) -> list[Path]:
-    """Half of the sample prefetches, half does not; all of it has a finite budget, so that slots are displaced."""
+    """A sample of runs with a finite budget, so that experts are evicted; half of them prefetch."""
     bounded = {path: config for path, config in runs.items() if config.system.eviction != "resident"}
     planned = [path for path, config in bounded.items() if config.system.planner != "none"]
     others = [path for path in bounded if path not in set(planned)]
     return sample(planned, num_checks - num_checks // 2) + sample(others, num_checks // 2)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-checks", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("replays", type=Path, nargs="+")
-    arguments = parser.parse_args()
-    runs = [path for replay in arguments.replays for path in sorted(replay.iterdir()) if path.is_dir()]
-    chosen = choose({path: read_config(path) for path in runs}, arguments.num_checks)
+def main(options: Options) -> None:
+    runs = [path for replay in options.replays for path in sorted(replay.iterdir()) if path.is_dir()]
+    chosen = choose({path: read_config(path) for path in runs}, options.num_checks)
     configs = [read_config(path) for path in chosen]
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     torch.set_num_threads(drafting.threads)
@@ -60,9 +65,9 @@ def main() -> None:
                         f"{path / name} differs from a live run of the same configuration",
                         "delete results/*/recordings and run again; if it still differs, report it",
                     )
-    write_json(arguments.out, {"identical": [str(path) for path in chosen], "compared": list(COMPARED)})
+    write_json(options.out, {"identical": [str(path) for path in chosen], "compared": list(COMPARED)})
     print(f"{len(chosen)} of {len(runs)} runs repeated live: identical {' and '.join(COMPARED)}")
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

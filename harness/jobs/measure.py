@@ -1,20 +1,18 @@
 """Measures one experiment on one model and data set on this machine's GPU: every system, budget and K, live.
 
-At a scale on the device clock this takes the place of recording and replaying. Each run is kept as it ends, under a
-name of everything that decides it, so that a killed job goes on where it was and experiments share their runs.
-Recordings lie beside the runs: the probes read them, and `harness.jobs.charge` replays them on the virtual clock.
+At a scale on the device clock this job replaces recording and replaying. Each run is kept as soon as it ends, under a
+name of everything that decides it: a job that was killed resumes after its last run, and experiments share runs.
+Recordings are beside the runs: the probes read them, and `harness.jobs.charge` replays them on the virtual clock.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import gc
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +20,13 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from harness.jobs import preflight, progress_bar, run_job, steps
+from harness.jobs import ExperimentOptions, preflight, progress_bar, steps
 from harness.jobs.replay import by_recording
-from harness.plan import Live, live_of, matrix
+from harness.plan import TextKey, matrix, text_key
 from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
 from harness.scales import load_scale
 from specter import provenance
+from specter.arguments import run_command
 from specter.build import build_costs, check_paths
 from specter.config import RunConfig, to_yaml
 from specter.errors import SpecterError
@@ -40,25 +39,32 @@ from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.recording import Recording
 from specter.results import adhoc_directory, run_id, write_misfit, write_run
 from specter.session import RunResult
+from specter.sources import code_digest
 
 NOTED = (*provenance.MACHINE, "clocks.max.sm", "clocks.max.mem", "power.draw", "commit", "source_sha256")
 Notes = dict[str, str]
 
 
+@dataclass(frozen=True)
+class Options(ExperimentOptions):
+    """Measures the runs of an experiment on this machine's GPU."""
+
+    out: Path  # a directory for each run
+    manifest: Path  # of the recordings
+    commit: str = ""  # of the code, where there is no git
+
+
 class Runner(Protocol):
-    """What runs inputs: `specter.models.cuda.live.DeviceLive`."""
+    """Runs inputs: `specter.models.cuda.live.DeviceLive`."""
 
     notes: Notes
 
     def run(self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int]) -> RunResult: ...
 
 
-Load = Callable[[RunConfig], Runner]
-
-
 @dataclass(frozen=True)
 class Run:
-    """One run: what it is, its texts, and where it is kept."""
+    """One run with its texts, and the directory that keeps it."""
 
     config: RunConfig
     prompt: list[int]
@@ -67,20 +73,20 @@ class Run:
 
     @classmethod
     def of(cls, config: RunConfig, tokenizer: Tokenizer, root: Path) -> Run:
-        """The run below `root`, whichever experiment asked for it; the name has the texts' tokens, too."""
+        """The run below `root`, the same for all experiments; its name has a digest of the texts' tokens, too."""
         prompt, warmup = (encode(tokenizer, text, config) for text in (prompt_text(config), warmup_text()))
         texts = hashlib.sha256(json.dumps([prompt, warmup]).encode()).hexdigest()[:8]
-        directory = adhoc_directory(dataclasses.replace(config, results=str(root)))
+        directory = adhoc_directory(replace(config, results=str(root)))
         return cls(config, prompt, warmup, directory.with_name(f"{directory.name}-{texts}"))
 
     @property
-    def text(self) -> Live:
-        """The live run of plain decoding that continues the same prompt."""
-        return Live(self.config.sampling.kind, self.config.prompt_tokens, 0, self.config.input)
+    def plain_key(self) -> TextKey:
+        """The key of plain decoding after the same prompt."""
+        return text_key(self.config).plain
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was written whole: metrics.json is the last file."""
+        """metrics.json is the last file that a run writes."""
         return (self.directory / "metrics.json").is_file()
 
     @property
@@ -91,25 +97,25 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    """Those of an experiment, and plain decoding of every text in slots that fit beside a draft: their reference."""
+    """The runs of an experiment, and the reference of every text: plain decoding in slots that fit beside a draft."""
 
-    asked: list[Run]
-    plain: dict[Live, Run]
+    planned: list[Run]
+    plain: dict[TextKey, Run]
 
     @classmethod
     def of(cls, configs: Sequence[RunConfig], tokenizer: Tokenizer, root: Path) -> Runs:
-        asked, plain = [Run.of(config, tokenizer, root) for config in configs], dict[Live, Run]()
-        for run in asked:
-            if run.text not in plain:
-                budget = dataclasses.replace(run.config.budget, policy="same_experts")
-                config = dataclasses.replace(run.config, system=PLAIN_CACHED, budget=budget, k=1)
-                plain[run.text] = Run.of(config, tokenizer, root)
-        return cls(asked, plain)
+        planned, plain = [Run.of(config, tokenizer, root) for config in configs], dict[TextKey, Run]()
+        for run in planned:
+            if run.plain_key not in plain:
+                budget = replace(run.config.budget, policy="same_experts")
+                config = replace(run.config, system=PLAIN_CACHED, budget=budget, k=1)
+                plain[run.plain_key] = Run.of(config, tokenizer, root)
+        return cls(planned, plain)
 
     @property
     def each(self) -> list[Run]:
         """Every run once, the references first."""
-        return list({run.directory: run for run in [*self.plain.values(), *self.asked]}.values())
+        return list({run.directory: run for run in [*self.plain.values(), *self.planned]}.values())
 
 
 def slots_of(config: RunConfig) -> tuple[int, bool]:
@@ -122,11 +128,11 @@ def slots_of(config: RunConfig) -> tuple[int, bool]:
     return slots, bool(fit(costs, config.system, slots, config.hardware)["fits_device"])
 
 
-def measure(runs: Runs, load: Load, notes: Notes, title: str) -> None:
-    """Runs what is not finished: first what decodes plainly, for which no draft need be on the device.
+def measure(runs: Runs, load: Callable[[RunConfig], Runner], notes: Notes, title: str) -> None:
+    """Runs all that is not finished: first plain decoding, which needs no draft on the device.
 
     Args:
-        load: the model for runs like this one.
+        load: loads the model for runs like this one.
         notes: of the machine, for the records.
     """
     for speculative in (False, True):
@@ -139,24 +145,28 @@ def measure(runs: Runs, load: Load, notes: Notes, title: str) -> None:
             else:
                 write_misfit(run.directory, run.config, notes, slots)
         if fitting:
-            _measure_alike(fitting, runs.plain, load, notes, title)
-            gc.collect()  # the model of plain decoding goes before the one with the draft comes
+            _measure_loaded(fitting, runs.plain, load, notes, title)
+            gc.collect()  # frees this model before the one with the draft is loaded
 
 
-def _measure_alike(todo: list[Run], plain: dict[Live, Run], load: Load, notes: Notes, title: str) -> None:
-    def key(run: Run) -> tuple[bool, int, str, int]:
-        """References first; then so that slots are made and graphs captured as seldom as can be."""
-        is_reference = plain[run.text].directory == run.directory
+def _measure_loaded(
+    todo: list[Run], plain: dict[TextKey, Run], load: Callable[[RunConfig], Runner], notes: Notes, title: str
+) -> None:
+    """Runs `todo` on one loaded model."""
+
+    def order(run: Run) -> tuple[bool, int, str, int]:
+        """References first; then the order that allocates slots and captures graphs least often."""
+        is_reference = plain[run.plain_key].directory == run.directory
         return not is_reference, slots_of(run.config)[0], run.config.sampling.kind, run.config.depth
 
     runner = load(todo[0].config)
-    num_threads = torch.get_num_threads()  # loading takes all there are
+    num_threads = torch.get_num_threads()  # loading uses all cores
     torch.set_num_threads(todo[0].config.threads)
     try:
         with progress_bar() as progress:
-            for run in steps(sorted(todo, key=key), title, progress):
+            for run in steps(sorted(todo, key=order), title, progress):
                 result = runner.run(run.config, run.prompt, run.warmup)
-                reference = plain[run.text].directory
+                reference = plain[run.plain_key].directory
                 tokens = result.generation.tokens
                 expected = tokens if reference == run.directory else Recording.load(reference / RECORDING).tokens
                 result.metrics["agrees_with_plain"] = tokens == expected
@@ -179,58 +189,51 @@ def check_lossless(runs: Runs) -> None:
 
 
 def entries(runs: Runs) -> list[Entry]:
-    """A recording of every text, K and draft, where a system that makes one fits."""
-    found: dict[Live, Entry] = {}
+    """A recording of every text, K and draft, where a run that made one fits."""
+    found: dict[TextKey, Entry] = {}
     for run in runs.each:
         if (run.directory / RECORDING).is_file():
-            live = live_of(run.config)
-            found.setdefault(live, Entry(live, str(run.directory / RECORDING), str(run.directory / WARMUP)))
+            key = text_key(run.config)
+            found.setdefault(key, Entry(key, str(run.directory / RECORDING), str(run.directory / WARMUP)))
     return list(found.values())
 
 
 def publish(runs: Runs, out: Path) -> None:
-    """Copies the experiment's runs to where its tables look for them, by their names."""
+    """Copies the experiment's runs to `out`, by their names."""
     shutil.rmtree(out, ignore_errors=True)
-    for run in runs.asked:
+    for run in runs.planned:
         directory = shutil.copytree(run.directory, out / run_id(run.config))
         (directory / "config.yaml").write_text(to_yaml(run.config))  # another experiment may have measured it
 
 
 def origin(config: RunConfig, where: dict[str, Any]) -> str:
-    """A name for the device, the code, the packages, the checkpoint and its draft: what measured runs hang on."""
+    """A digest of what measured runs depend on: the device, the code, the packages, the checkpoint and its draft."""
     kept: Notes = {key: where[key] for key in provenance.MACHINE if key in where}
-    kept["code"] = files_digest(Path(), "specter/**/*.py", "baselines/*.py")
+    kept["code"] = code_digest("specter.models.cuda.live", "baselines")
     kept["checkpoint"] = Checkpoint.open(config.model.checkpoint).digest()
     kept["draft"] = files_digest(Path(config.model.quantized), "*.safetensors", "*config.json")
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--scale", "--experiment", "--model", "--dataset"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--manifest", type=Path, required=True)
-    parser.add_argument("--commit", default="", help="of the code, where there is no git")
-    arguments = parser.parse_args()
-    configs = by_recording(matrix(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs())
+def main(options: Options) -> None:
+    configs = by_recording(matrix(options.scale, options.experiment, options.model, options.dataset).runs())
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     check_paths(drafting)
-    preflight.check_device(load_scale(arguments.scale))
-    where = provenance.of_device(DeviceBudget("cuda").device, arguments.commit)
+    preflight.check_device(load_scale(options.scale))
+    where = provenance.of_device(DeviceBudget("cuda").device, options.commit)
     name = origin(drafting, where)
-    root = Path("results") / arguments.scale / "measured" / arguments.model / name
+    root = Path("results") / options.scale / "measured" / options.model / name
     runs = Runs.of(configs, load_tokenizer(drafting), root)
     num_todo = sum(not run.is_finished for run in runs.each)
-    title = f"measure {arguments.experiment} {arguments.model} {arguments.dataset}"
+    title = f"measure {options.experiment} {options.model} {options.dataset}"
     notes = {key: str(where[key]) for key in NOTED if key in where}
     measure(runs, lambda config: DeviceLive.load(config, Console(stderr=True)), notes, title)
     check_lossless(runs)
-    write_whole(arguments.manifest, manifest_text(entries(runs), {**notes, "origin": name}))
-    publish(runs, arguments.out)
-    num_misfits = sum(not run.metrics["fits_budget"] for run in runs.asked)
-    print(f"{len(runs.asked)} runs, {num_misfits} of them misfits; {num_todo} new; all tokens are plain decoding's")
+    write_whole(options.manifest, manifest_text(entries(runs), {**notes, "origin": name}))
+    publish(runs, options.out)
+    num_misfits = sum(not run.metrics["fits_budget"] for run in runs.planned)
+    print(f"{len(runs.planned)} runs, {num_misfits} of them misfits; {num_todo} new; all tokens are plain decoding's")
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

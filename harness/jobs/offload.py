@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import torch
 
-from baselines.transformers_offload import Options, measure
-from harness.jobs import progress_bar, run_job
+from baselines import transformers_offload
+from harness.jobs import progress_bar, write_table
 from harness.plan import compose
+from specter.arguments import run_command
 from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, load_tokenizer, prompt_text
 
 NUM_TOKENS = 8
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    config = compose([f"model={arguments.model}", "system=resident", "warmup_tokens=0"])
+@dataclass(frozen=True)
+class Options:
+    """Times the transformers library with offload."""
+
+    model: str  # a file of conf/model
+    out: Path
+
+
+def main(options: Options) -> None:
+    config = compose([f"model={options.model}", "system=resident", "warmup_tokens=0"])
     config.max_new_tokens = NUM_TOKENS
     torch.set_num_threads(config.threads)
     prompt = encode(load_tokenizer(config), prompt_text(config), config)
-    rows = measure(Options(Path(config.model.checkpoint), arguments.out, "cpu", NUM_TOKENS, config.threads), prompt)
+    timed = transformers_offload.Options(Path(config.model.checkpoint), options.out, "cpu", NUM_TOKENS, config.threads)
+    rows = transformers_offload.measure(timed, prompt)
     with progress_bar() as progress:
         live = LiveModel.load(config, progress)
     commits = [time.perf_counter()]
@@ -49,9 +55,9 @@ def main() -> None:
     }
     for column, value in named.items():
         frame[column] = value
-    frame.drop(columns="tokens").to_parquet(arguments.out, index=False)
+    write_table(options.out, frame.drop(columns="tokens"))
     print(frame[["system", "tpot_ms", "agrees_with_ours"]].to_string())
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.jobs import run_job
 from harness.plan import compose
 from harness.scales import CONF, Scale, load_scale
+from specter.arguments import run_command
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.timeline.hardware import load_hardware
 
-MOST_OF = 0.9  # of its nominal memory is what a driver leaves of a device
+MOST_OF = 0.9  # share of a device's nominal memory that its driver leaves free
 ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 all"
 
 
+@dataclass(frozen=True)
+class Options:
+    """Checks that this machine can run a scale."""
+
+    scale: str
+    out: Path
+
+
 def check_device(scale: Scale) -> None:
-    """Raises SpecterError unless there is a GPU with as much free memory as the machine has that the scale names."""
-    import torch  # seconds to import, and only these scales need it
+    """Raises SpecterError unless a GPU has as much free memory as the machine that the scale names."""
+    import torch  # takes seconds to import, and only these scales need it
 
     if not torch.cuda.is_available():
         raise SpecterError(f"scale {scale.name} needs {scale.needs}, and there is no CUDA device", ELSEWHERE)
@@ -36,7 +44,7 @@ def check_device(scale: Scale) -> None:
 
 
 def check(scale: Scale) -> dict[str, Any]:
-    """What was found. Raises SpecterError naming the first thing that is missing."""
+    """Facts for the record. Raises SpecterError naming the first thing that is missing."""
     title = f"scale {scale.name} ({scale.about})"
     if scale.clock == "device":
         check_device(scale)
@@ -50,15 +58,11 @@ def check(scale: Scale) -> dict[str, Any]:
     return {"scale": scale.name, "clock": scale.clock, "models": scale.models}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    found = check(load_scale(arguments.scale))
-    write_json(arguments.out, found)
+def main(options: Options) -> None:
+    found = check(load_scale(options.scale))
+    write_json(options.out, found)
     print(f"scale {found['scale']} can run here, {found['clock']} clock")
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

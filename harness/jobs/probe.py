@@ -1,14 +1,14 @@
 """Measures a draft: fidelity per layer, acceptance, accepted runs, expert union and repetition, as one long table.
 
-Greedy and seeded rows come from the recordings, at the K recorded most often; teacher-forced ones from as many held-out
-texts as the scale asks for.
+Greedy and seeded rows come from the recordings, at the K recorded most often; teacher-forced ones from held-out texts,
+whose number the scale gives.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from harness.jobs import progress_bar, run_job, steps
-from harness.plan import Live, ProbePlan, probe_plan
+from harness.jobs import progress_bar, steps, write_table
+from harness.plan import ProbePlan, TextKey, probe_plan
 from harness.recordings import Entry, read_manifest
-from specter.config import SHARED, RunConfig, from_values
+from specter.arguments import run_command
+from specter.config import SHARED
 from specter.metrics import distinct_4grams
 from specter.models.cpu.live import LiveModel
 from specter.models.hub_config import read_spec
@@ -43,6 +44,16 @@ FORCED_WINDOW = 16  # the paper's K
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Options:
+    """Measures the draft of one model at a scale."""
+
+    scale: str
+    model: str
+    manifests: tuple[Path, ...]  # of the experiment `main`, one of each data set
+    out: Path
+
+
 def fidelity_rows(matches: NDArray[np.float64]) -> Iterator[Row]:
     """One row per layer from matches [N, MoE layers]."""
     for layer, value in enumerate(matches.mean(0)):
@@ -55,7 +66,7 @@ def union_rows(routing: NDArray[np.int16], num_experts: int) -> Iterator[Row]:
 
 
 def run_rows(lengths: list[int]) -> Iterator[Row]:
-    """How often each length of an accepted run was met; `k` is the length."""
+    """The number of accepted runs of each length; `k` is the length."""
     for length, count in sorted(Counter(lengths).items()):
         yield {"quantity": "run", "k": length, "value": float(count), "num": len(lengths)}
 
@@ -64,13 +75,13 @@ def scalar(quantity: str, value: float, num: int) -> Row:
     return {"quantity": quantity, "value": value, "num": num}
 
 
-def generated_rows(entries: Mapping[Live, Entry], sampling: str, num_experts: int) -> Iterator[Row]:
+def generated_rows(entries: Mapping[TextKey, Entry], sampling: str, num_experts: int) -> Iterator[Row]:
     """Rows of one data set and sampling."""
-    mine = {live: one for live, one in entries.items() if live.sampling == sampling and live.draft == SHARED}
-    recorded = Counter(live.k for live in mine if live.k)
+    mine = {key: one for key, one in entries.items() if key.sampling == sampling and key.draft == SHARED}
+    recorded = Counter(key.k for key in mine if key.k)
     k = max(recorded, key=lambda depth: (recorded[depth], depth))
-    drafted = [Recording.load(Path(entry.recording)) for live, entry in mine.items() if live.k == k]
-    plain = [Recording.load(Path(entry.recording)) for live, entry in mine.items() if live.k == 0]
+    drafted = [Recording.load(Path(entry.recording)) for key, entry in mine.items() if key.k == k]
+    plain = [Recording.load(Path(entry.recording)) for key, entry in mine.items() if key.k == 0]
     yield from fidelity_rows(generated_matches(drafted))
     accepted, examined = acceptance(drafted)
     yield scalar("acceptance", accepted / examined, examined)
@@ -90,7 +101,9 @@ def forced_rows(model: LiveModel, tokens: list[int]) -> Iterator[Row]:
     yield scalar("distinct_4grams", distinct_4grams(tokens), len(tokens))
 
 
-def measure(config: RunConfig, plan: ProbePlan, manifests: list[Path]) -> list[Row]:
+def measure(plan: ProbePlan, manifests: Sequence[Path]) -> list[Row]:
+    """All rows of one model."""
+    config = plan.base
     tokenizer = load_tokenizer(config)
     texts = [tokenizer.encode(text).ids for text in shipped_texts(HELD_OUT)[: plan.num_texts]]
     rows: list[Row] = []
@@ -103,34 +116,23 @@ def measure(config: RunConfig, plan: ProbePlan, manifests: list[Path]) -> list[R
     num_experts = read_spec(Path(config.model.checkpoint)).num_experts
     for path in manifests:
         entries, _ = read_manifest(path)
-        for sampling in sorted({live.sampling for live in entries}):
+        for sampling in sorted({key.sampling for key in entries}):
             found = generated_rows(entries, sampling, num_experts)
             named = {"mode": sampling, "dataset": path.stem, "temperature": plan.temperatures[sampling]}
             rows += [named | row for row in found]
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--scale", "--model"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("manifests", type=Path, nargs="+")
-    arguments = parser.parse_args()
-    plan = probe_plan(arguments.scale, arguments.model)
-    config = from_values(plan.base)
-    torch.set_num_threads(config.threads)
-    named = {
-        "model": config.model.name,
-        "checkpoint_kind": config.model.checkpoint_kind,
-        "charged_as": config.model.charged_as,
-    }
-    rows = measure(config, plan, arguments.manifests)
-    frame = pd.DataFrame([named | {"layer": -1, "k": 0} | row for row in rows])
-    frame.to_parquet(arguments.out, index=False)
+def main(options: Options) -> None:
+    plan = probe_plan(options.scale, options.model)
+    torch.set_num_threads(plan.base.threads)
+    model = plan.base.model
+    named = {"model": model.name, "checkpoint_kind": model.checkpoint_kind, "charged_as": model.charged_as}
+    frame = pd.DataFrame([named | {"layer": -1, "k": 0} | row for row in measure(plan, options.manifests)])
+    write_table(options.out, frame)
     means = frame.groupby(["quantity", "mode"])["value"].mean().unstack()
     print(means.loc[["fidelity", "acceptance", "distinct_4grams"]].to_string(float_format="%.4f"))
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

@@ -1,22 +1,30 @@
-"""Records live runs: what an experiment needs of one model and data set, unless it is there already."""
+"""Records the live runs that an experiment replays on one model and data set; finished recordings are kept."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from harness.jobs import progress_bar, run_job, steps
-from harness.plan import Live, live_of, live_plan
+from harness.jobs import ExperimentOptions, progress_bar, steps
+from harness.plan import recording_plan, text_key
 from harness.recordings import Entry, RecordingStore, Text, manifest_text, texts
+from specter.arguments import run_command
 from specter.config import RunConfig
 from specter.errors import SpecterError
-from specter.files import write_whole
+from specter.files import write_json, write_whole
 from specter.prompts import load_tokenizer
 from specter.recording import Recording
 
 NOTES = "notes.json"
+
+
+@dataclass(frozen=True)
+class Options(ExperimentOptions):
+    """Records the live runs of an experiment."""
+
+    out: Path  # the manifest
 
 
 def missing_texts(pairs: list[tuple[Text, Text]], store: RecordingStore) -> list[Text]:
@@ -27,7 +35,7 @@ def missing_texts(pairs: list[tuple[Text, Text]], store: RecordingStore) -> list
 
 def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> None:
     """Generates and saves `todo`, which is not empty."""
-    import torch  # seconds to import, and most jobs find all of their texts recorded
+    import torch  # takes seconds to import, and a job whose texts are all recorded does without
 
     from specter.build import check_paths
     from specter.models.cpu.live import LiveModel
@@ -36,7 +44,7 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
     torch.set_num_threads(loaded_as.threads)
     with progress_bar() as progress:
         model = LiveModel.load(loaded_as, progress)
-        write_whole(store.path(todo[0]).with_name(NOTES), json.dumps(model.notes, indent=1) + "\n")
+        write_json(store.path(todo[0]).with_name(NOTES), model.notes)
         for text in steps(todo, f"record {loaded_as.model.name} {loaded_as.dataset.name}", progress):
             recording = model.run(text.config, text.prompt, ()).recording
             recording.meta = {
@@ -48,7 +56,7 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
                 "draft": text.config.system.draft,
                 "origin": store.origin,
             }
-            # Under a name of its own first: a job whose Snakemake was killed may still be recording the same text.
+            # Under a name of its own first: a job of a killed Snakemake can still be recording the same text.
             mine = store.path(text).with_name(f"{os.getpid()}-{store.path(text).name}")
             recording.save(mine)
             mine.rename(store.path(text))
@@ -56,23 +64,18 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
 
 def check_lossless(entries: list[Entry]) -> None:
     """Compares every recording with the plain one of its text. Raises SpecterError naming the first that differs."""
-    tokens = {entry.live: Recording.load(Path(entry.recording)).tokens for entry in entries}
-    for live, mine in tokens.items():
-        plain = tokens[Live(live.sampling, live.prompt_tokens, 0, live.input)]
-        if live.sampling != "rejection" and mine != plain:
+    tokens = {entry.key: Recording.load(Path(entry.recording)).tokens for entry in entries}
+    for key, mine in tokens.items():
+        plain = tokens[key.plain]
+        if key.sampling != "rejection" and mine != plain:
             first = next(i for i, (a, b) in enumerate(zip(mine, plain, strict=True)) if a != b)
             raise SpecterError(
-                f"{live} differs from plain decoding at token {first}", "report this: it is a fault of the runtime"
+                f"{key} differs from plain decoding at token {first}", "report this: it is a fault of the runtime"
             )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--scale", "--experiment", "--model", "--dataset"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    configs = live_plan(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs()
+def main(options: Options) -> None:
+    configs = recording_plan(options.scale, options.experiment, options.model, options.dataset).runs()
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     tokenizer = load_tokenizer(drafting)
     store = RecordingStore(Path(drafting.results), drafting)
@@ -81,14 +84,14 @@ def main() -> None:
     if todo:
         record(todo, store, drafting)
     entries = [
-        Entry(live_of(config), str(store.path(text)), str(store.path(warmup)))
+        Entry(text_key(config), str(store.path(text)), str(store.path(warmup)))
         for config, (text, warmup) in zip(configs, pairs, strict=True)
     ]
     check_lossless(entries)
     notes = json.loads(store.path(pairs[0][0]).with_name(NOTES).read_text())
-    write_whole(arguments.out, manifest_text(entries, notes | {"origin": store.origin}))
+    write_whole(options.out, manifest_text(entries, notes | {"origin": store.origin}))
     print(f"{len(entries)} live runs, {len(todo)} texts recorded now; all agree with plain decoding")
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

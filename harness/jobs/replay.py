@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.jobs import progress_bar, run_job, steps
-from harness.plan import Live, live_of, matrix
+from harness.jobs import ExperimentOptions, progress_bar, steps
+from harness.plan import TextKey, matrix, text_key
 from harness.recordings import load_entry, read_manifest
+from specter.arguments import run_command
 from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.memory import DoesNotFit
@@ -17,47 +17,48 @@ from specter.results import run_id, write_misfit, write_run
 from specter.session import Replayer
 
 
+@dataclass(frozen=True)
+class Options(ExperimentOptions):
+    """Replays the runs of an experiment from its recordings."""
+
+    manifest: Path  # as harness.jobs.record writes it
+    out: Path  # a directory for each run
+
+
 def by_recording(configs: list[RunConfig]) -> list[RunConfig]:
     """Runs in an order that reads every recording once. Raises SpecterError if two runs share a name."""
     names = [run_id(config) for config in configs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise SpecterError(f"two runs of the experiment are called {twice}", "vary what a run's name shows")
-    return sorted(configs, key=live_of)
+    return sorted(configs, key=text_key)
 
 
 def by_warmup(configs: list[RunConfig]) -> list[RunConfig]:
-    """Runs in an order in which those that differ in their input alone follow each other, and so share a warm-up."""
+    """Runs in an order in which those that differ only in their input are adjacent, and so share a warm-up."""
     return sorted(by_recording(configs), key=lambda config: run_id(replace(config, input=0)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--scale", "--experiment", "--model", "--dataset"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("manifest", type=Path)
-    arguments = parser.parse_args()
-    configs = by_warmup(matrix(arguments.scale, arguments.experiment, arguments.model, arguments.dataset).runs())
-    entries, notes = read_manifest(arguments.manifest)
-    loaded: dict[Live, tuple[Recording, Recording]] = {}
+def main(options: Options) -> None:
+    configs = by_warmup(matrix(options.scale, options.experiment, options.model, options.dataset).runs())
+    entries, notes = read_manifest(options.manifest)
+    loaded: dict[TextKey, tuple[Recording, Recording]] = {}
     replayer = Replayer()
     with progress_bar() as progress:
-        for config in steps(configs, f"replay {arguments.experiment} {arguments.model} {arguments.dataset}", progress):
-            live = live_of(config)
-            plain = Live(live.sampling, live.prompt_tokens, 0, live.input)
-            for key in {live, plain} - set(loaded):
-                loaded[key] = load_entry(entries[key])
-            directory = arguments.out / run_id(config)
+        for config in steps(configs, f"replay {options.experiment} {options.model} {options.dataset}", progress):
+            key = text_key(config)
+            for one in {key, key.plain} - set(loaded):
+                loaded[one] = load_entry(entries[one])
+            directory = options.out / run_id(config)
             try:
-                result = replayer.replay(config, *loaded[live])
+                result = replayer.replay(config, *loaded[key])
             except DoesNotFit:
                 write_misfit(directory, config, notes)
                 continue
-            result.metrics["agrees_with_plain"] = result.generation.tokens == loaded[plain][0].tokens
+            result.metrics["agrees_with_plain"] = result.generation.tokens == loaded[key.plain][0].tokens
             write_run(directory, config, result, notes)
     print(f"{len(configs)} runs")
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

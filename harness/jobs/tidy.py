@@ -1,72 +1,99 @@
-"""Gathers the runs of an experiment into one table, a row per run (or the probes' tables into one)."""
+"""Gathers the runs of an experiment into two tables: a row per run, and a row per round."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from harness.jobs import run_job
+from harness.jobs import write_table
+from specter.arguments import run_command
 from specter.errors import SpecterError
 
+Row = dict[str, Any]
+# Columns that a round has of its run.
+RUN_KEYS = (
+    "model", "checkpoint_kind", "charged_as", "system", "budget", "policy", "dataset", "sampling", "hardware", "clock",
+    "k", "input", "prompt_tokens",
+)  # fmt: skip
 
-def row(directory: Path) -> dict[str, Any]:
-    """One run: what was configured, and what was measured."""
+
+@dataclass(frozen=True)
+class Options:
+    """Gathers the runs of an experiment, or the tables of a probe, into one table."""
+
+    sources: tuple[Path, ...]  # directories of runs, or the tables of a probe
+    out: Path
+    rounds: Path | None = None  # the table of rounds, for runs
+
+
+def settings(directory: Path) -> Row:
+    """The settings of one run that vary between runs."""
     config = yaml.safe_load((directory / "config.yaml").read_text())
-    metrics = json.loads((directory / "metrics.json").read_text())
-    budget = config["budget"]
-    named = budget["tier"] if budget["experts_per_layer"] is None else f"{budget['experts_per_layer']:g}"
+    system, budget = config["system"], config["budget"]
+    per_layer = budget["experts_per_layer"]
     return {
         "model": config["model"]["name"],
         "checkpoint_kind": config["model"]["checkpoint_kind"],
         "charged_as": config["model"]["charged_as"],
-        "system": config["system"]["name"],
-        "speculative": config["system"]["speculative"],
-        "uses_budget": config["system"]["eviction"] != "resident",
-        "budget": named,
+        "system": system["name"],
+        "speculative": system["speculative"],
+        "uses_budget": system["eviction"] != "resident",
+        "budget": budget["tier"] if per_layer is None else f"{per_layer:g}",
         "policy": budget["policy"],
         "dataset": config["dataset"]["name"],
         "sampling": config["sampling"]["kind"],
         "temperature": config["sampling"]["temperature"],
         "hardware": config["hardware"]["name"],
-        "k": (config["system"]["draft_len"] or config["k"]) if config["system"]["speculative"] else 0,
+        "k": (system["draft_len"] or config["k"]) if system["speculative"] else 0,
         "input": config["input"],
         "prompt_tokens": config["prompt_tokens"],
         "max_new_tokens": config["max_new_tokens"],
-        **metrics,
     }
 
 
-def gather(replays: list[Path]) -> pd.DataFrame:
-    """All runs below these directories, in the order of their names.
+def gather(sources: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """All runs in these directories, in the order of their names: a row per run, and a row per round.
 
     Raises:
         SpecterError: a run whose tokens are not those of plain decoding.
     """
-    directories = sorted(path for replay in replays for path in replay.iterdir() if path.is_dir())
-    frame = pd.DataFrame([row(path) for path in directories])
-    differing = frame[frame["agrees_with_plain"].eq(False)]
-    if len(differing):
+    directories = sorted(path for source in sources for path in source.iterdir() if path.is_dir())
+    rows = [settings(path) | json.loads((path / "metrics.json").read_text()) for path in directories]
+    runs = pd.DataFrame(rows)
+    if num_differing := int(runs["agrees_with_plain"].eq(False).sum()):
         raise SpecterError(
-            f"{len(differing)} runs differ from plain decoding", "report this: it is a fault of the runtime"
+            f"{num_differing} runs differ from plain decoding", "report this: it is a fault of the runtime"
         )
-    return frame
+    rounds = [
+        {key: row[key] for key in RUN_KEYS} | one
+        for path, row in zip(directories, rows, strict=True)
+        for one in _rounds(path)
+    ]
+    return runs, pd.DataFrame(rounds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("sources", type=Path, nargs="+")
-    arguments = parser.parse_args()
-    tables = [path for path in arguments.sources if path.suffix == ".parquet"]
-    frame = pd.concat([pd.read_parquet(path) for path in tables]) if tables else gather(arguments.sources)
-    frame.to_parquet(arguments.out, index=False)
+def _rounds(directory: Path) -> Iterator[Row]:
+    """The rounds of one run, as `specter.records.RoundRecord` has them."""
+    for line in (directory / "rounds.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        yield {"round": row.pop("index"), **row}
+
+
+def main(options: Options) -> None:
+    if options.rounds is None:
+        frame = pd.concat([pd.read_parquet(path) for path in options.sources])
+    else:
+        frame, rounds = gather(options.sources)
+        write_table(options.rounds, rounds)
+    write_table(options.out, frame)
     print(f"{len(frame)} rows")
 
 
 if __name__ == "__main__":
-    run_job(main)
+    run_command(main, Options)

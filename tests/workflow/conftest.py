@@ -15,13 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ("Snakefile", "rules", "captions", "profiles", "environment.yml", "specter", "harness", "baselines", "data")
 
-# Creates what follows `--out` or `out=`: a directory where the name has no suffix.
+# Creates the files of `--out`, `out=`, `manifest=` and `rounds=`: a directory where the name has no suffix.
 PRETENDED_PYTHON = """#!/bin/sh
 make() { case "$1" in *.*) : > "$1" ;; *) mkdir -p "$1" ;; esac; }
 is_output=no
 for argument; do
   case "$argument" in
-    out=*) make "${argument#out=}" ;;
+    out=*|rounds=*) make "${argument#*=}" ;;
     --out) is_output=yes ;;
     --*) is_output=no ;;
     *) [ $is_output = no ] || make "$argument" ;;
@@ -58,6 +58,12 @@ class Checkout:
             return {}
         table = text[text.index("Job stats:") :]
         return {rule: int(number) for rule, number in re.findall(r"^(\w+) +(\d+)$", table, re.M) if rule != "total"}
+
+    def own_code(self) -> None:
+        """Replaces the links to the packages by copies, which a test can change."""
+        for name in ("specter", "harness", "baselines"):
+            (self.root / name).unlink()
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
 
     def pretend_to_run(self, target: str) -> None:
         """Runs `target` with jobs that only create their outputs, so that Snakemake takes note of them."""

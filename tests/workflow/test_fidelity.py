@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
 from harness import figures, scales, tables
 from harness.drawing import save
-from harness.jobs.fidelity import FidelityConfig, Request, from_values, measure, rows, side_by_side
+from harness.jobs.fidelity import Options, Request, measure, rows, side_by_side
+from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
 from specter.models.cpu.live import LiveModel
@@ -174,32 +173,36 @@ def test_probe_figures_can_be_drawn(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-def configured(*overrides: str) -> FidelityConfig:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(Path("conf").resolve()), version_base="1.3"):
-        return from_values(hydra_compose("fidelity", overrides=list(overrides)))
-
-
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("probe.methods=[hqq]", "hqq"),
-        ("probe.texts=spoken", "spoken"),
-        ("probe.datasets=[nothing]", "nothing"),
-        ("probe.prompt_tokens=144", "longer than 144"),
-        ("probe.texts=recorded", "manifests="),
-        ("model.quantized=nowhere/gptq", "nowhere"),
-        ("probe.window=wide", "window"),
-        ("+probe.windows=3", "windows"),
+        ("methods=hqq", "hqq"),
+        ("texts=spoken", "spoken"),
+        ("datasets=nothing", "nothing"),
+        ("prompt_tokens=144", "longer than 144"),
+        ("texts=recorded", "manifests="),
+        ("quantized=nowhere/gptq", "nowhere"),
+        ("window=wide", "window=wide is not a whole number"),
+        ("windows=3", "windows=3"),
+        ("probe=desktop", "desktop"),
+        ("model=llama", "llama"),
+        ("device=cuda", "no CUDA GPU"),
     ],
 )
-def test_a_bad_study_is_refused(override: str, fault: str) -> None:
-    given = ["probe.texts=datasets", "probe.datasets=[gsm8k]", "probe.methods=[gptq]", "probe.num_requests=1", override]
+def test_a_bad_study_is_refused(override: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    given = ["model=deepseek_v2_lite", "texts=datasets", "datasets=gsm8k", "methods=gptq", "num_requests=1", override]
     with pytest.raises(SpecterError, match=fault):
-        measure(configured(*given))
+        measure(parse_arguments(Options, given))
+
+
+def test_options_replace_values_of_the_probe() -> None:
+    given = parse_arguments(Options, ["model=qwen1_5_moe", "probe=smoke", "methods=rtn,q2_k", "window=7"])
+    expected = scales.load_probe("smoke")
+    assert given.study() == dataclasses.replace(expected, methods=["rtn", "q2_k"], window=7)
+    assert parse_arguments(Options, ["model=m", "probe=smoke"]).study() == expected
 
 
 def test_every_scale_has_a_study() -> None:
     for path in Path("conf/scale").glob("*.yaml"):
         assert scales.load_probe(path.stem).name == path.stem
-        assert configured(f"probe={path.stem}").probe == scales.load_probe(path.stem)

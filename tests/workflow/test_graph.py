@@ -54,3 +54,43 @@ def test_only_what_changed_runs_again(checkout: Checkout) -> None:
     experiment["ks"] = [1, 2, 3, 4]
     path.write_text(yaml.safe_dump(experiment))
     assert checkout.pending("smoke") == {"record": 1, **expected, "table": 3}
+
+
+def test_code_is_stale_where_it_runs_and_comments_are_not_code(checkout: Checkout) -> None:
+    checkout.own_code()
+    checkout.pretend_to_run("smoke")
+    for name in ("specter/experts/cache.py", "specter/quantize/gptq.py", "harness/plan.py", "harness/jobs/tidy.py"):
+        path = checkout.root / name
+        path.write_text(f"{path.read_text()}\n\n# A comment.\n".replace('"""', '"""More words. ', 1))
+    assert checkout.pending("smoke") == {}
+
+    # A module that jobs import through others: what runs an engine is stale, what does not is not.
+    path = checkout.root / "specter/experts/cache.py"
+    text = path.read_text()
+    path.write_text(f"{text}\nCHANGED = True\n")
+    stale = checkout.pending("smoke")
+    assert (stale["record"], stale["replay"], stale["decompose"], stale["live_check"]) == (4, 4, 1, 1)
+    assert not {"preflight", "quantize"} & set(stale)
+    path.write_text(text)
+    assert checkout.pending("smoke") == {}
+
+    # Baselines are found by name, not imported.
+    path = checkout.root / "baselines/on_demand.py"
+    text = path.read_text()
+    path.write_text(f"{text}\nCHANGED = True\n")
+    stale = checkout.pending("smoke")
+    assert (stale["record"], stale["replay"]) == (4, 4) and not {"preflight", "quantize"} & set(stale)
+    path.write_text(text)
+
+    path = checkout.root / "harness/jobs/tidy.py"
+    path.write_text(f"{path.read_text()}\nCHANGED = True\n")
+    stale = checkout.pending("smoke")
+    assert (stale["tidy"], stale["tidy_probe"]) == (4, 4)
+    assert not {"preflight", "quantize", "record", "replay", "probe", "fidelity"} & set(stale)
+
+
+def test_the_log_that_a_failure_names_has_its_error(checkout: Checkout) -> None:
+    text = checkout.snakemake("results/paper/preflight.json", expect=1)
+    log = (checkout.root / "results/paper/logs/preflight.log").read_text()
+    assert "error: " in log and "needs a CUDA GPU" in log
+    assert "results/paper/logs/preflight.log" in text and "needs a CUDA GPU" in text

@@ -14,7 +14,7 @@ from harness import scales
 from harness.jobs import charge, preflight
 from harness.jobs.measure import Runs, check_lossless, entries, measure, publish, slots_of
 from harness.jobs.tidy import gather
-from harness.plan import Live, compose, matrix
+from harness.plan import TextKey, compose, matrix
 from harness.recordings import RECORDING
 from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
@@ -94,15 +94,16 @@ def test_every_run_is_kept_compared_and_recorded(live: LiveModel, configs: list[
     check_lossless(runs)
     assert runner.loads == [False, True]
     publish(runs, tmp_path / "out")
-    frame = gather([tmp_path / "out"])
+    frame, rounds = gather([tmp_path / "out"])
     assert len(frame) == len(configs)
+    assert len(rounds) == frame["num_rounds"].sum()
     misfit = frame[~frame["fits_budget"]]
     assert misfit[["system", "budget", "clock"]].values.tolist() == [[*MISFIT, "device"]]
     assert frame[frame["fits_budget"]]["agrees_with_plain"].eq(True).all()
-    found = {entry.live: Path(entry.recording) for entry in entries(runs)}
-    assert set(found) == {Live("greedy", 16, 0, 0), Live("greedy", 16, 3, 0), Live("greedy", 16, 3, 0, "own")}
+    found = {entry.key: Path(entry.recording) for entry in entries(runs)}
+    assert set(found) == {TextKey("greedy", 16, k, 0, draft) for k, draft in ((0, "shared"), (3, "shared"), (3, "own"))}
     assert all(path.is_file() for path in found.values())
-    noted = json.loads((runs.asked[0].directory / "env.json").read_text())
+    noted = json.loads((runs.planned[0].directory / "env.json").read_text())
     assert noted["gpu"] == "none" and noted["driver_version"] == "1"
 
 
@@ -111,8 +112,8 @@ def test_what_is_larger_than_the_device_is_a_result(live: LiveModel, configs: li
     runner = Runner(live)
     runs = run([dataclasses.replace(config, hardware=small) for config in configs], runner, tmp_path)
     assert runner.loads == []
-    assert [run.metrics["fits_device"] for run in runs.asked] == [False] * len(configs)
-    assert runs.asked[0].metrics["num_slots"] > 0
+    assert [run.metrics["fits_device"] for run in runs.planned] == [False] * len(configs)
+    assert runs.planned[0].metrics["num_slots"] > 0
 
 
 def test_an_interrupted_measurement_keeps_what_is_finished(

@@ -25,8 +25,7 @@ def test_runs_have_names_of_their_own_and_are_recorded() -> None:
         arguments = ("laptop", experiment, *ARGUMENTS[2:])
         runs = plan.matrix(*arguments).runs()
         assert len({run_id(config) for config in runs}) == len(runs)
-        recorded = {plan.Live(*live) for live in plan.live_plan(*arguments).lives}
-        assert {plan.live_of(config) for config in runs} <= recorded
+        assert {plan.text_key(config) for config in runs} <= set(plan.recording_plan(*arguments).keys)
 
 
 def test_a_system_without_a_cache_runs_at_one_budget_only() -> None:
@@ -36,8 +35,8 @@ def test_a_system_without_a_cache_runs_at_one_budget_only() -> None:
 
 
 def test_recorded_runs_are_what_was_planned() -> None:
-    lives = plan.live_plan(*ARGUMENTS)
-    assert [plan.live_of(config) for config in lives.runs()] == [plan.Live(*live) for live in lives.lives]
+    planned = plan.recording_plan(*ARGUMENTS)
+    assert [plan.text_key(config) for config in planned.runs()] == planned.keys
 
 
 def test_the_digest_tells_plans_apart() -> None:
