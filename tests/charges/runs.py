@@ -10,6 +10,7 @@ from typing import Literal
 
 from harness.plan import compose
 from specter.build import build_engine
+from specter.config import RunConfig
 from specter.engine import Engine
 from specter.models.hub_config import config_of
 from specter.records import RoundRecord
@@ -54,6 +55,17 @@ def counts(record: RoundRecord) -> list[str]:
     ]
 
 
+def make_config(system: str, directory: Path | None, slots_per_layer: int = 3) -> RunConfig:
+    """`system`, K = 3, charged as `tariff.SPEC`, whose config.json is written to `directory` if there is one."""
+    settings = ["k=3", f"tile_rows={TILE_ROWS}", f"kv_capacity={KV_CAPACITY}", "budget.policy=same_experts"]
+    config = compose([f"system={system}", *settings, "model.charged_as=itself"])
+    config.budget.experts_per_layer = slots_per_layer
+    if directory is not None:
+        (directory / "config.json").write_text(json.dumps(config_of(SPEC)))
+        config.model.checkpoint = str(directory)
+    return config
+
+
 def open_run(
     system: str,
     directory: Path,
@@ -62,11 +74,8 @@ def open_run(
     script: Script = BY_HAND,
     slots_per_layer: int = 3,
 ) -> Run:
-    """`system`, K = 3, charged as `tariff.SPEC`, whose config.json is written to `directory`."""
-    (directory / "config.json").write_text(json.dumps(config_of(SPEC)))
-    settings = ["k=3", f"tile_rows={TILE_ROWS}", f"kv_capacity={KV_CAPACITY}", "budget.policy=same_experts"]
-    config = compose([f"system={system}", *settings, "model.charged_as=itself"])
-    config.budget.experts_per_layer, config.model.checkpoint = slots_per_layer, str(directory)
+    """A run of `system` on the logical clock; see `make_config`."""
+    config = make_config(system, directory, slots_per_layer)
     timeline = LoggedTimeline(link, lead)
     model = ScriptedModel(timeline, script)
     engine = build_engine(
