@@ -3,6 +3,7 @@
 #   snakemake --cores 1 all                          scale laptop (the default)
 #   snakemake --cores 1 --config scale=paper -- all     another scale
 #   snakemake --cores 1 smoke                        every stage once, for CI
+import re
 import sys
 from pathlib import Path
 from shlex import quote
@@ -12,7 +13,7 @@ from snakemake.utils import min_version
 
 sys.path.insert(0, workflow.basedir)
 
-from harness import plan, scales
+from harness import catalogue, device_records, plan, scales
 from specter.errors import SpecterError
 from specter.sources import code_digest
 

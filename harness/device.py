@@ -16,10 +16,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness import device_models
+from harness.device_records import read_record
 from harness.drawing import COLOURS, WIDE, footer, panels, save
 from harness.frames import LOOPING, SYSTEMS, titled
 from harness.jobs import run_job
-from harness.scales import read_record
 from specter.errors import SpecterError
 
 OURS = "specter_deadline"

@@ -13,9 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from harness.device_records import read_record
 from harness.drawing import COLOURS, WIDE, footer, panels
 from harness.frames import MODELS, SYSTEMS, in_order, titled
-from harness.scales import Values, read_record
+from harness.scales import Values
 from specter.errors import SpecterError
 
 # Bars of a panel: label, colour, and the row of the bench's table or the key of its summary.

@@ -14,10 +14,10 @@ import pandas as pd
 
 from harness.device import OURS, SWITCHED, choice_cells, over_floors, provenance, read_cells
 from harness.device_models import clock_line, demand_equal, median_of, read_clock, read_families
-from harness.frames import MODELS, SYSTEMS, Table, in_order, titled
+from harness.device_records import read_record
+from harness.frames import MODELS, SYSTEMS, in_order, titled
 from harness.jobs import run_job
-from harness.scales import read_record
-from harness.tables import save
+from harness.plotting.tables import Table, save
 from specter.errors import SpecterError
 
 # What a model's bench measured: title, and the row of its table.

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 matplotlib.use("Agg")
-plt.style.use(Path(__file__).with_name("specter.mplstyle"))
+plt.style.use(Path(__file__).with_name("plotting") / "specter.mplstyle")
 
 COLOURS = {
     "specter": "#0072B2",

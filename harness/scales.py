@@ -1,4 +1,4 @@
-"""The schemas of conf/scale, conf/experiment and conf/probe, and what a scale delivers.
+"""The schemas of conf/scale, conf/experiment and conf/probe.
 
 Nothing here imports torch.
 """
@@ -6,7 +6,6 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,48 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from specter.errors import SpecterError
 
 CONF = Path("conf")
-# What each figure and table shows: experiments, or the probes.
-FIGURES = {
-    "models": ("main",),
-    "tpot": ("main",),
-    "speedup": ("main",),
-    "acceptance": ("main", "probe"),
-    "fidelity": ("probe",),
-    "methods": ("fidelity",),
-    "union": ("probe",),
-    "runs": ("probe",),
-    "k_sweep": ("k_sweep",),
-    "budget_sweep": ("budget_sweep",),
-    "hardware": ("hardware",),
-    "rivals": ("rivals",),
-    "prompt_length": ("prompt_length",),
-    "decomposition": ("rivals", "decomposition"),
-}
-TABLES = {
-    "models": ("main",),
-    "main": ("main",),
-    "systems": ("main",),
-    "fidelity": ("probe",),
-    "methods": ("fidelity",),
-    "union": ("probe",),
-    "runs": ("probe",),
-    "k_sweep": ("k_sweep",),
-    "depth_profile": ("k_sweep",),
-    "depth_profile_published": ("depth_profile",),
-    "budget_sweep": ("budget_sweep",),
-    "hardware": ("hardware",),
-    "rivals": ("rivals",),
-    "memory": ("rivals",),
-    "best_depth": ("k_sweep", "probe"),
-    "prompt_length": ("prompt_length",),
-    "decomposition": ("rivals", "decomposition"),
-    "published_ratio": ("rivals", "decomposition"),
-    "transformers_offload": ("transformers_offload",),
-}
-# Figures that show one model each; all others show every model in panels of its own.
-OF_ONE_MODEL = {
-    "tpot", "speedup", "acceptance", "k_sweep", "budget_sweep", "hardware", "rivals", "prompt_length", "decomposition",
-}  # fmt: skip
 # Tables that come from jobs of their own, and the experiment whose recordings or models these jobs use.
 PROBES = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
 Values = dict[str, Any]
@@ -197,59 +154,3 @@ def datasets(scale: str, experiment: str, model: str) -> list[str]:
     """The data sets that an experiment runs on with a model, at a scale."""
     size = load_scale(scale)
     return size.datasets[: min(load_experiment(experiment).num_datasets, size.share(model).num_datasets)]
-
-
-def figures(scale: str) -> list[str]:
-    """The figures that a scale can fill, as files are named: of a model but the scale's first, `figure-model`."""
-    size = load_scale(scale)
-    return [
-        figure if model == size.models[0] else f"{figure}-{model}"
-        for figure, sources in FIGURES.items()
-        for model in (size.models_of(*sources) if figure in OF_ONE_MODEL else size.models_of(*sources)[:1])
-    ]
-
-
-def tables(scale: str) -> list[str]:
-    """The tables that a scale can fill."""
-    size = load_scale(scale)
-    return [table for table, sources in TABLES.items() if size.models_of(*sources)]
-
-
-def read_record(path: Path) -> Values:
-    """What a bench left of a device: provenance, summary, facts with its cells, table.
-
-    Raises:
-        SpecterError: there is no such record, or it is not whole.
-    """
-    try:
-        content: Values = json.loads(path.read_text())
-        _ = content["provenance"], content["summary"], content["facts"]["cells"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        bench = path.stem.partition("_")[0]
-        raise SpecterError(
-            f"{path} is not a record of {bench}: {error}", f"make it on a GPU: python -m bench {bench}"
-        ) from None
-    return content
-
-
-def device_tables(machine: Path) -> list[str]:
-    """The tables that the records of a machine can fill."""
-    has_rivals = read_record(machine / "rounds.json")["facts"].get("rivals") is not None
-    return ["choices", *["rivals"] * has_rivals, *_by_choice(machine)]
-
-
-def device_figures(machine: Path) -> list[str]:
-    """The figures that the records of a machine can fill."""
-    return ["rounds", "ablation", "trace", *_by_choice(machine)]
-
-
-def _by_choice(machine: Path) -> list[str]:
-    """What has records of its own, which need not be there."""
-    has_families, has_clock = any(machine.glob("families_*.json")), (machine / "clock.json").is_file()
-    return [*["families"] * has_families, *["clock"] * has_clock]
-
-
-def drawn(scale: str, name: str) -> str:
-    """What `harness.figures` is asked for one of `figures`: the figure, and its model if it shows one."""
-    figure, _, model = name.partition("-")
-    return f"{figure} {model or load_scale(scale).models[0]}" if figure in OF_ONE_MODEL else figure

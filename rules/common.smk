@@ -82,19 +82,29 @@ def tidied(scale, names):
     return [f"results/{scale}/tidy/{name}.parquet" for name in names]
 
 
+def figure_study(wildcards):
+    """What the file of a figure shows: its name is the figure's, or the figure's with a model behind a dash."""
+    return catalogue.FIGURES[wildcards.figure.partition("-")[0]]
+
+
+def listed_output(wildcards, output):
+    """The output files as one argument of a command line."""
+    return ",".join(output)
+
+
 def figures(scale, kind):
-    return [f"figures/{scale}/{name}.{kind}" for name in scales.figures(scale)]
+    return [f"figures/{scale}/{name}.{kind}" for name in catalogue.figures(scale)]
 
 
 def tables(scale, *kinds):
-    return [f"paper_tables/{scale}/{name}.{kind}" for name in scales.tables(scale) for kind in kinds]
+    return [f"paper_tables/{scale}/{name}.{kind}" for name in catalogue.tables(scale) for kind in kinds]
 
 
 def measured():
     """Figures and tables of the machines whose rounds were measured and committed."""
     machines = [path.parent for path in sorted(Path("data/reference").glob("*/rounds.json"))]
-    stems = [f"figures/device/{m.name}_{name}" for m in machines for name in scales.device_figures(m)]
-    tables = [f"paper_tables/device/{m.name}_{name}" for m in machines for name in scales.device_tables(m)]
+    stems = [f"figures/device/{m.name}_{name}" for m in machines for name in device_records.device_figures(m)]
+    tables = [f"paper_tables/device/{m.name}_{name}" for m in machines for name in device_records.device_tables(m)]
     return [
         *[f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png")],
         *[f"{stem}.{kind}" for stem in tables for kind in ("tex", "md", "csv")],

@@ -3,7 +3,7 @@
 
 rule device_figure:
     input:
-        code("harness/device*.py", "harness/drawing.py", "harness/frames.py", "harness/scales.py", "harness/*.mplstyle"),
+        code("harness/device*.py", "harness/drawing.py", "harness/frames.py", "harness/scales.py"),
         "data/reference/{machine}/rounds.json",
         lambda wildcards: records(wildcards, "rounds_*.trace.json.gz", "families_*.json", "clock.json"),
     output:
@@ -28,7 +28,7 @@ rule device_figure:
 
 rule device_table:
     input:
-        code("harness/device*.py", "harness/tables.py", "harness/frames.py", "harness/scales.py"),
+        code("harness/device*.py", "harness/plotting/tables.py", "harness/frames.py", "harness/scales.py"),
         "data/reference/{machine}/rounds.json",
         lambda wildcards: records(wildcards, "families_*.json", "clock.json"),
     output:

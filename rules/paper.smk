@@ -1,17 +1,10 @@
-# What people read.
+# Figures, tables and one page, from tidy tables.
 
 
 rule figure:
     input:
-        code(
-            "harness/*figures.py",
-            "harness/*tables.py",
-            "harness/drawing.py",
-            "harness/frames.py",
-            "harness/published.py",
-            "harness/*.mplstyle",
-        ),
-        tidy=lambda wildcards: tidied(wildcards.scale, scales.FIGURES[wildcards.figure.partition("-")[0]]),
+        "harness/plotting/specter.mplstyle",
+        tidy=lambda wildcards: tidied(wildcards.scale, figure_study(wildcards).sources),
     output:
         pdf="figures/{scale}/{figure}.pdf",
         png=report(
@@ -21,22 +14,26 @@ rule figure:
             labels={"figure": "{figure}", "scale": "{scale}"},
         ),
     params:
-        drawn=lambda wildcards: scales.drawn(wildcards.scale, wildcards.figure),
+        code=lambda wildcards: code_digest("harness.plotting", figure_study(wildcards).module),
+        name=lambda wildcards: figure_study(wildcards).name,
+        model=lambda wildcards: catalogue.figure_model(wildcards.scale, wildcards.figure),
+        out=listed_output,
+        tidy=listed("tidy"),
     log:
         "results/{scale}/logs/figure-{figure}.log",
     wildcard_constraints:
-        figure=rf"({'|'.join(scales.FIGURES)})(-[a-z0-9_]+)?",
+        figure=rf"({'|'.join(map(re.escape, catalogue.FIGURES.names()))})(-[a-z0-9_]+)?",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.figures {params.drawn} --out {output.pdf} {output.png} --tidy {input.tidy} > {log}"
+        "logged {log} python -m harness.jobs.draw figure={params.name} model={params.model} out={params.out} "
+        "tidy={params.tidy}"
 
 
 rule table:
     input:
-        code("harness/*tables.py", "harness/frames.py", "baselines/specmoeoff.py", "harness/published.py"),
-        tidy=lambda wildcards: tidied(wildcards.scale, scales.TABLES[wildcards.table]),
+        tidy=lambda wildcards: tidied(wildcards.scale, catalogue.TABLES[wildcards.table].sources),
     output:
         tex="paper_tables/{scale}/{table}.tex",
         md=report(
@@ -46,34 +43,42 @@ rule table:
             labels={"table": "{table}", "scale": "{scale}"},
         ),
         csv="paper_tables/{scale}/{table}.csv",
+        json="results/{scale}/tables/{table}.json",
+    params:
+        code=lambda wildcards: code_digest("harness.plotting", catalogue.TABLES[wildcards.table].module),
+        out=listed_output,
+        tidy=listed("tidy"),
     log:
         "results/{scale}/logs/table-{table}.log",
     wildcard_constraints:
-        table="|".join(scales.TABLES),
+        table="|".join(map(re.escape, catalogue.TABLES.names())),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.tables {wildcards.table} --out {output.tex} {output.md} {output.csv} "
-        "--tidy {input.tidy} > {log}"
+        "logged {log} python -m harness.jobs.draw table={wildcards.table} out={params.out} tidy={params.tidy}"
 
 
 rule page:
     # One self-contained HTML page with every figure and table of a scale.
     input:
-        code("harness/page.py", "harness/page.html.j2"),
+        "harness/report.html.j2",
         figures=lambda wildcards: figures(wildcards.scale, "png"),
-        tables=lambda wildcards: tables(wildcards.scale, "md"),
+        tables=lambda wildcards: [f"results/{wildcards.scale}/tables/{t}.json" for t in catalogue.tables(wildcards.scale)],
         checks=lambda wildcards: live_checks(scales.load_scale(wildcards.scale)),
     output:
         "results/{scale}/report.html",
     params:
+        code=code_digest("harness.report"),
         plan=lambda wildcards: plan.digest(scales.load_scale(wildcards.scale)),
+        figures=listed("figures"),
+        tables=listed("tables"),
+        checks=listed("checks"),
     log:
         "results/{scale}/logs/page.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.page --scale {wildcards.scale} --out {output} "
-        "--figures {input.figures} --tables {input.tables} --checks {input.checks} > {log}"
+        "logged {log} python -m harness.report scale={wildcards.scale} out={output} figures={params.figures} "
+        "tables={params.tables} checks={params.checks}"

@@ -21,7 +21,7 @@ make() { case "$1" in *.*) : > "$1" ;; *) mkdir -p "$1" ;; esac; }
 is_output=no
 for argument; do
   case "$argument" in
-    out=*|rounds=*) make "${argument#*=}" ;;
+    out=*|rounds=*) for path in $(echo "${argument#*=}" | tr , ' '); do make "$path"; done ;;
     --out) is_output=yes ;;
     --*) is_output=no ;;
     *) [ $is_output = no ] || make "$argument" ;;

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from harness.device import CHOICES, FIGURES, ORDER, OURS, ablation, read_cells
+from harness.device_records import device_figures, device_tables
 from harness.device_tables import choices, clock, families, rivals
 from harness.drawing import save
-from harness.scales import device_figures, device_tables
 from specter.errors import SpecterError
 from specter.timeline.trace import TraceOp, write_chrome_trace
 

@@ -10,9 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
-from harness import figures, scales, tables
-from harness.drawing import save
+from harness import scales
+from harness.catalogue import FIGURES, TABLES
 from harness.jobs.fidelity import Options, Request, measure, rows, side_by_side
+from harness.plotting import tables
+from harness.plotting.charts import save
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
@@ -133,7 +135,7 @@ def test_positions_and_margins_leave_padding_out() -> None:
 
 
 def test_the_methods_table_states_pairs_and_stands_beside_the_paper() -> None:
-    table = tables.BUILD["methods"]({"fidelity": made_up()})
+    table = TABLES["methods"].build({"fidelity": made_up()})
     by_method = table.frame.set_index("method")
     assert by_method.loc["GGUF Q8_0", "expert match (%)"] == 100
     assert by_method.loc["GPTQ, INT4", "paper, real checkpoint (%)"] == pytest.approx(96.33)
@@ -159,17 +161,17 @@ def made_up_probe() -> pd.DataFrame:
 
 def test_runs_and_growth_in_their_tables() -> None:
     probe = {"probe": made_up_probe()}
-    greedy = tables.BUILD["runs"](probe).frame.set_index("text").loc["greedy"]
+    greedy = TABLES["runs"].build(probe).frame.set_index("text").loc["greedy"]
     assert greedy["E[A] = α/(1−α)"] == pytest.approx(3) and greedy["K_max"] == "4"
     assert greedy["mean run"] == pytest.approx(3) and (greedy["median run"], greedy["longest"]) == ("2", "8")
-    union = tables.BUILD["union"](probe).frame.set_index("K").loc["16"]
+    union = TABLES["union"].build(probe).frame.set_index("K").loc["16"]
     assert union["greedy ×"] == pytest.approx(5) and union["paper, real checkpoint ×"] == pytest.approx(5.29)
 
 
 def test_probe_figures_can_be_drawn(tmp_path: Path) -> None:
     frames = {"probe": made_up_probe(), "fidelity": made_up()}
     for name in ("methods", "runs", "fidelity", "union"):
-        save(figures.DRAW[name](frames), [tmp_path / f"{name}.png"])
+        save(FIGURES[name].make(frames), [tmp_path / f"{name}.png"])
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 

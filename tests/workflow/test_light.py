@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 LIGHT = (
-    "page", "jobs.preflight", "jobs.tidy", "jobs.record", "jobs.replay", "jobs.charge", "jobs.decompose", "tables",
-    "figures", "device", "device_tables",
+    "report", "jobs.preflight", "jobs.tidy", "jobs.record", "jobs.replay", "jobs.charge", "jobs.decompose", "jobs.draw",
+    "device", "device_tables",
 )  # fmt: skip
 CODE = """
 import importlib, sys

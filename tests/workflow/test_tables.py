@@ -8,10 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import figures, rival_figures, rival_tables, tables
-from harness.drawing import Bars, save
-from harness.frames import PART_TITLES, caveats, fidelity_line, half_width, probe_line, provenance, spread_budgets
-from harness.page import MarkdownTable
+from harness import report, scales
+from harness.catalogue import FIGURES, TABLES
+from harness.plotting import tables
+from harness.plotting.charts import save, whiskers
+from harness.plotting.frames import half_width, spread_budgets
+from harness.plotting.notes import caveats, fidelity_line, probe_line, provenance
+from harness.studies.decomposition import PARTS as SPEEDUP_PARTS
 from specter.errors import SpecterError
 from specter.memory import PARTS
 
@@ -44,7 +47,7 @@ def runs() -> pd.DataFrame:
 
 
 def test_speedup_is_a_ratio_of_means_and_the_average_is_over_data_sets(runs: pd.DataFrame) -> None:
-    frame = tables.main_table({"main": runs}).frame.set_index("data set")
+    frame = TABLES["main"].build({"main": runs}).frame.set_index("data set")
     assert frame.loc["GSM8K", "Specter (ms)"] == pytest.approx(20.0)
     assert frame.loc["GSM8K", "× LRU"] == pytest.approx(3.0)
     assert frame.loc["mean", "× LRU"] == pytest.approx((3.0 + 1.0) / 2)
@@ -54,7 +57,7 @@ def test_speedup_is_a_ratio_of_means_and_the_average_is_over_data_sets(runs: pd.
 def test_tables_keep_models_apart(runs: pd.DataFrame) -> None:
     other = runs.assign(model="phi3_5_moe", charged_as="phi3_5_moe", tpot_ms=runs["tpot_ms"] * 3, k=runs["k"] // 2)
     both = pd.concat([runs, other])
-    table = tables.BUILD["main"]({"main": both})
+    table = TABLES["main"].build({"main": both})
     frame = table.frame[table.frame["data set"] == "mean"].set_index("model")
     assert frame["Specter (ms)"].tolist() == pytest.approx([30.0, 90.0])
     assert frame.index.tolist() == ["DeepSeek-V2-Lite", "Phi-3.5-MoE"] and table.keys == 4
@@ -62,9 +65,9 @@ def test_tables_keep_models_apart(runs: pd.DataFrame) -> None:
     alike = [note for note in table.notes if "Systems have equal device bytes" in note]
     assert len(alike) == 1 and not alike[0].startswith("DeepSeek")  # what holds for both is said once
     assert any(note.startswith("Phi-3.5-MoE: ") for note in table.notes)
-    one = tables.BUILD["main"]({"main": runs})
+    one = TABLES["main"].build({"main": runs})
     assert "model" not in one.frame
-    glance = tables.models({"main": both}).frame
+    glance = TABLES["models"].build({"main": both}).frame
     assert glance["Specter (ms)"].tolist() == pytest.approx([30.0, 90.0]) and glance["K"].tolist() == ["16", "8"]
 
 
@@ -79,8 +82,8 @@ def unequal(runs: pd.DataFrame) -> pd.DataFrame:
 def test_models_of_unequal_data_sets_are_told_apart(runs: pd.DataFrame, unequal: pd.DataFrame) -> None:
     counts = "2 data sets × 2 inputs (DeepSeek-V2-Lite), 1 data set × 1 input (Qwen1.5-MoE and Phi-3.5-MoE) × 1 repeat"
     assert counts in provenance(unequal)
-    table = tables.models({"main": unequal})
-    figure = figures.models({"main": unequal})
+    table = TABLES["models"].build({"main": unequal})
+    figure = FIGURES["models"].make({"main": unequal})
     for words in (" ".join(table.notes), " ".join(figure.texts[-1].get_text().split())):
         assert counts in words and "over each model's own data sets" in words
     generated = unequal.drop(columns="sampling").assign(
@@ -102,20 +105,20 @@ def test_a_looping_text_is_one_models(unequal: pd.DataFrame) -> None:
 
 def test_frames_without_a_model_in_common_are_named(runs: pd.DataFrame) -> None:
     with pytest.raises(SpecterError, match="no model is in all of k_sweep, probe"):
-        tables.BUILD["best_depth"]({"k_sweep": runs, "probe": runs.assign(model="phi3_5_moe")})
+        TABLES["best_depth"].build({"k_sweep": runs, "probe": runs.assign(model="phi3_5_moe")})
 
 
 def test_a_sweep_shows_the_systems_that_a_model_runs(runs: pd.DataFrame) -> None:
-    figure = figures.k_sweep({"k_sweep": runs})
+    figure = FIGURES["k_sweep"].make({"k_sweep": runs})
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "Specter" in named and "SpecMoEOff, tuned" not in named
     tuned = runs[runs["system"] == "specter"].assign(system="specmoeoff_tuned")
-    figure = figures.k_sweep({"k_sweep": pd.concat([runs, tuned])})
+    figure = FIGURES["k_sweep"].make({"k_sweep": pd.concat([runs, tuned])})
     assert "SpecMoEOff, tuned" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_every_format_states_the_protocol(runs: pd.DataFrame) -> None:
-    table = tables.main_table({"main": runs})
+    table = TABLES["main"].build({"main": runs})
     for write in tables.FORMATS.values():
         text = write(table)
         assert "virtual" in text and "narrow stand-in of DeepSeek-V2-Lite" in text and "0.7" in text
@@ -138,16 +141,15 @@ def test_caveats_name_a_looping_text_and_a_model_that_fits(runs: pd.DataFrame) -
 
 
 def test_whiskers_reach_from_the_least_to_the_greatest_input() -> None:
-    mean, least, greatest = (pd.DataFrame({"a": values}) for values in ([2.0, 5.0], [1.0, 5.0], [4.0, 5.0]))
-    whiskers = Bars(mean, least, greatest).whiskers("a")
-    np.testing.assert_array_equal(whiskers, [[1.0, np.nan], [2.0, np.nan]])
-    assert Bars(mean).whiskers("a") is None
+    rows = pd.DataFrame({"a": [2.0, 5.0], "least": [1.0, 5.0], "greatest": [4.0, 5.0]})
+    np.testing.assert_array_equal(whiskers(rows, "a"), [[1.0, np.nan], [2.0, np.nan]])
+    assert whiskers(rows[["a"]], "a") is None
 
 
 def test_the_depth_profile_names_the_best_k_beside_the_papers() -> None:
     times = {2: (30.0, 50.0), 8: (20.0, 50.0), 16: (34.0, 36.8), 32: (60.0, 60.0)}  # by K: of two data sets
     rows = [run("specter", "ab"[i], 0, pair[i]) | {"k": k} for k, pair in times.items() for i in (0, 1)]
-    table = tables.BUILD["depth_profile"]({"k_sweep": pd.DataFrame([*rows, run("lru", "a", 0, 1.0)])})
+    table = TABLES["depth_profile"].build({"k_sweep": pd.DataFrame([*rows, run("lru", "a", 0, 1.0)])})
     (row,) = table.frame.to_dict("records")
     assert (row["best K"], row["TPOT (ms)"]) == ("8", 35.0)
     assert row["within 2 % of it"] == "8, 16" and row["paper's K"] == "16"
@@ -156,17 +158,22 @@ def test_the_depth_profile_names_the_best_k_beside_the_papers() -> None:
 
 def test_equal_figures_are_equal_files(runs: pd.DataFrame, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        save(figures.tpot({"main": runs}), [tmp_path / f"{name}.png", tmp_path / f"{name}.pdf"])
+        save(FIGURES["tpot"].make({"main": runs}), [tmp_path / f"{name}.png", tmp_path / f"{name}.pdf"])
     for suffix in ("png", "pdf"):
         assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
 
 
-def test_the_page_reads_what_the_tables_write(runs: pd.DataFrame, tmp_path: Path) -> None:
-    table = tables.main_table({"main": runs})
-    (tmp_path / "main.md").write_text(tables.to_markdown(table))
-    read = MarkdownTable.read(tmp_path / "main.md")
-    assert (read.title, read.keys, len(read.rows)) == (table.title, 3, 3)
-    assert read.notes == table.notes
+def test_the_page_shows_what_the_tables_hold(runs: pd.DataFrame, tmp_path: Path) -> None:
+    table = TABLES["main"].build({"main": runs})
+    tables.save(table, [tmp_path / "main.json"])
+    (tmp_path / "one.png").write_bytes(b"png")
+    (tmp_path / "deepseek.json").write_text('{"identical": ["a", "b"]}')
+    page = report.render(
+        scales.load_scale("laptop"), [tmp_path / "one.png"], [tmp_path / "main.json"], [tmp_path / "deepseek.json"]
+    )
+    assert page.count('<td class="text">') == 3 * len(table.frame) and page.count("<td>") == table.frame.size - 9
+    assert "<td>3.00</td>" in page and "2 runs of deepseek were repeated live" in page
+    assert all(note.replace("'", "&#39;") in page for note in table.notes)
 
 
 def test_half_width_is_students_over_inputs_within_data_sets() -> None:
@@ -178,32 +185,33 @@ def test_half_width_is_students_over_inputs_within_data_sets() -> None:
 def test_what_does_not_fit_is_a_row_without_numbers(runs: pd.DataFrame) -> None:
     runs = runs[runs["uses_budget"]].assign(**{f"device_{part}_bytes": 1e9 for part in PARTS}, policy="published")
     runs.loc[runs["system"] == "lru", ["fits_budget", "tpot_ms"]] = [False, np.nan]
-    for build in (rival_tables.rivals, rival_tables.memory):
-        frame = build({"rivals": runs}).frame.set_index("system")
+    for name in ("rivals", "memory"):
+        frame = TABLES[name].build({"rivals": runs}).frame.set_index("system")
         assert frame.loc["LRU", "experts per layer"] == "does not fit"
         assert frame.loc["Specter", "experts per layer"] == "16.0"
-    assert np.isnan(rival_tables.rivals({"rivals": runs}).frame.set_index("system").loc["LRU", "TPOT (ms)"])
-    save(rival_figures.rivals({"rivals": runs}), [])
+    assert np.isnan(TABLES["rivals"].build({"rivals": runs}).frame.set_index("system").loc["LRU", "TPOT (ms)"])
+    save(FIGURES["rivals"].make({"rivals": runs}), [])
 
 
 def parts(rival: str, hero: str, **values: object) -> list[dict[str, object]]:
-    named = {"rival": rival, "hero": hero, "rival_k": 0, "hero_k": 16, "policy": "same_bytes", "budget": "high",
+    named = {"model": "deepseek_v2_lite", "rival": rival, "hero": hero,
+             "rival_k": 0, "hero_k": 16, "policy": "same_bytes", "budget": "high",
              "hardware": "a100_40gb_pcie4", "dataset": "gsm8k", "input": 0, "rival_ms": 60.0,
              "hero_ms": 30.0}  # fmt: skip
-    return [named | {"part": part, "ms": 6.0} | values for part in PART_TITLES]
+    return [named | {"part": part, "ms": 6.0} | values for part in SPEEDUP_PARTS]
 
 
 def test_a_speed_up_is_shown_with_its_parts(runs: pd.DataFrame) -> None:
     frames = {"rivals": runs, "decomposition": pd.DataFrame(parts("lru", "specter"))}
-    row = rival_tables.decomposition(frames).frame.iloc[0]
+    row = TABLES["decomposition"].build(frames).frame.iloc[0]
     assert (row["ratio"], row["K"]) == (2.0, "– : 16")
-    assert sum(row[title] for title in PART_TITLES.values()) == row["rival (ms)"] - row["ours (ms)"]
-    save(rival_figures.decomposition(frames), [])
+    assert sum(row[title] for title, _ in SPEEDUP_PARTS.values()) == row["rival (ms)"] - row["ours (ms)"]
+    save(FIGURES["decomposition"].make(frames), [])
 
 
 def test_the_published_ratio_stands_beside_ours(runs: pd.DataFrame) -> None:
     misfit = parts("specmoeoff", "specter", policy="published", part=None, ms=np.nan)[:1]
     explained = pd.DataFrame([*parts("specmoeoff", "specter", rival_k=3), *misfit])
-    frame = rival_tables.published_ratio({"rivals": runs, "decomposition": explained}).frame
+    frame = TABLES["published_ratio"].build({"rivals": runs, "decomposition": explained}).frame
     assert frame["K"].tolist() == ["3 : 16", "does not fit"]
     assert set(frame["published, mean"]) == {1.5} and set(frame["published, most"]) == {1.88}

@@ -1,0 +1,58 @@
+"""All figures and tables: which of them a scale or a machine's records can fill, and from which files.
+
+The modules of `harness.studies` are imported here, and register what they define.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.scales import load_scale
+from harness.studies.registry import DEVICE, FIGURES, TABLES, FigureStudy, TableStudy
+from specter.registry import import_modules
+
+__all__ = ["FIGURES", "TABLES", "device_figures", "device_tables", "figure_model", "figures", "records", "tables"]
+import_modules("harness.studies")
+
+
+def _on_device(name: str) -> bool:
+    return name.startswith(f"{DEVICE}.")
+
+
+def figures(scale: str) -> list[str]:
+    """The figures that a scale can fill, as files are named: of a model but the scale's first, `figure-model`."""
+    size = load_scale(scale)
+    names = []
+    for name in FIGURES.names():
+        if not _on_device(name) and (models := size.models_of(*FIGURES[name].sources)):
+            shown = models if FIGURES[name].one_model else size.models[:1]
+            names += [name if model == size.models[0] else f"{name}-{model}" for model in shown]
+    return names
+
+
+def tables(scale: str) -> list[str]:
+    """The tables that a scale can fill."""
+    size = load_scale(scale)
+    return [name for name in TABLES.names() if not _on_device(name) and size.models_of(*TABLES[name].sources)]
+
+
+def figure_model(scale: str, file_name: str) -> str:
+    """The model that a figure's file shows; empty if it shows all."""
+    name, _, model = file_name.partition("-")
+    return (model or load_scale(scale).models[0]) if FIGURES[name].one_model else ""
+
+
+def device_figures(machine: Path) -> list[str]:
+    """The figures that the records of a machine can fill, without their prefix."""
+    return [name.partition(".")[2] for name in FIGURES.names() if _on_device(name) and records(machine, FIGURES[name])]
+
+
+def device_tables(machine: Path) -> list[str]:
+    """The tables that the records of a machine can fill, without their prefix."""
+    return [name.partition(".")[2] for name in TABLES.names() if _on_device(name) and records(machine, TABLES[name])]
+
+
+def records(machine: Path, study: FigureStudy | TableStudy) -> list[Path]:
+    """The files in data/reference/<machine> that a study is made from; none if one of its sources is missing."""
+    found = [sorted(machine.glob(f"{source}.*")) for source in study.sources]
+    return [path for paths in found for path in paths] if all(found) else []

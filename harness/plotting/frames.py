@@ -1,0 +1,152 @@
+"""Tidy tables: reading, selection and averages. A tidy table has a row per run, with its settings and its metrics."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from harness.plotting.titles import in_order, title
+from specter.errors import SpecterError
+
+Frames = dict[str, pd.DataFrame]  # by source: an experiment, a probe, or a file of data/reference/<machine>
+MACRO = "mean"  # the data set that stands for all of them
+# Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the last, the normal distribution's.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12,
+        2.11, 2.101, 2.093, 2.086)  # fmt: skip
+
+
+def read(paths: Sequence[Path]) -> Frames:
+    """Tables by source, which is the file's name up to the first dot.
+
+    Raises:
+        SpecterError: a file cannot be read as what its suffix says.
+    """
+    return {path.name.partition(".")[0]: _read(path) for path in paths}
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        if path.suffix == ".gz":
+            return read_trace(path)
+        return read_record(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecterError(f"{path} cannot be read: {error}", "restore it from git, or measure it again") from None
+
+
+def read_record(path: Path) -> pd.DataFrame:
+    """A list of objects (a row each), or what a bench measured: its rows and its summary as name and median."""
+    content = json.loads(path.read_text())
+    if isinstance(content, list):
+        return pd.DataFrame(content)
+    rows = [{"name": row["name"], "median": row["median"]} for row in content["table"]]
+    rows += [{"name": name, "median": value} for name, value in content["summary"].items()]
+    return pd.DataFrame(rows)
+
+
+def read_trace(path: Path) -> pd.DataFrame:
+    """Operations of a Chrome trace [lane, name, begin_ms, length_ms], in the order in which they begin."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    spans = sorted((e["ts"], e["dur"], e["cat"], e["name"]) for e in events if e["ph"] == "X")
+    rows = [(lane, name, ts / 1e3, dur / 1e3) for ts, dur, lane, name in spans]
+    return pd.DataFrame(rows, columns=["lane", "name", "begin_ms", "length_ms"])
+
+
+def of_model(frames: Frames, model: str) -> Frames:
+    """The rows of one model."""
+    return {name: frame[frame["model"] == model] for name, frame in frames.items()}
+
+
+def models(frame: pd.DataFrame) -> list[str]:
+    """The published models that the rows are charged as, in order."""
+    return in_order("model", frame["charged_as"])
+
+
+def systems(frame: pd.DataFrame) -> list[str]:
+    """The systems of a table of runs, in order."""
+    return in_order("system", frame["system"])
+
+
+def depths(frame: pd.DataFrame) -> str:
+    """The K of the speculative runs, for a sentence."""
+    return ", ".join(str(k) for k in sorted(frame.loc[frame["speculative"], "k"].unique()))
+
+
+def spread_budgets(frame: pd.DataFrame) -> pd.DataFrame:
+    """Repeats the rows of systems that ignore the budget under every budget, so that each budget has all systems."""
+    budgets = frame.loc[frame["uses_budget"], "budget"].unique()
+    fixed = frame[~frame["uses_budget"]]
+    copies = [fixed.assign(budget=budget) for budget in budgets]
+    return pd.concat([frame[frame["uses_budget"]], *copies], ignore_index=True)
+
+
+def budget_title(frame: pd.DataFrame, budget: str) -> str:
+    rows = frame[(frame["budget"] == budget) & (frame["system"] == "specter")]
+    return f"{budget} ({rows['experts_per_layer'].min():g} experts per layer)"
+
+
+def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
+    """A sampling with its temperature, from a table of runs or of probes."""
+    if sampling == "greedy":
+        return "greedy"
+    temperature = frame.loc[frame["sampling"] == sampling, "temperature"].iloc[0]
+    return f"{sampling}, T = {temperature:g}"
+
+
+def tiers(frame: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Samplings, and budgets with the largest first."""
+    used = frame[frame["system"] == "specter"].sort_values("experts_per_layer", ascending=False)
+    return sorted(frame["sampling"].unique()), used["budget"].unique().tolist()
+
+
+def cells(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """(budget, sampling, rows), largest budget first."""
+    samplings, budgets = tiers(frame)
+    return [
+        (budget, sampling, frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)])
+        for budget in budgets
+        for sampling in samplings
+    ]
+
+
+def panel_title(frame: pd.DataFrame, budget: str, sampling: str) -> str:
+    return f"{budget_title(frame, budget)}, {sampling_title(frame, sampling)}"
+
+
+def with_macro(means: pd.DataFrame) -> pd.DataFrame:
+    """Appends the macro average over data sets. `means`: one row per data set, which is the index."""
+    average = means.mean().to_frame(MACRO).T
+    return pd.concat([means, average])
+
+
+def macro(frame: pd.DataFrame, column: str) -> float:
+    """The mean over data sets of the means over inputs."""
+    return float(frame.groupby("dataset")[column].mean().mean())
+
+
+def macro_by(frame: pd.DataFrame, keys: Sequence[str], column: str) -> pd.Series:
+    """`macro` of every group of `keys`, which are the index."""
+    means: pd.Series = frame.groupby([*keys, "dataset"])[column].mean().groupby(list(keys)).mean()
+    return means
+
+
+def dataset_title(name: str) -> str:
+    return title("dataset", name)
+
+
+def half_width(frame: pd.DataFrame, column: str) -> float:
+    """Half of the 95 % confidence interval of the macro average of `column`: inputs are drawn within data sets.
+
+    NaN where no data set has two inputs.
+    """
+    groups = frame.groupby("dataset")[column].agg(["var", "count"])
+    freedom = int((groups["count"] - 1).sum())
+    if freedom == 0:
+        return float("nan")
+    error = float((groups["var"].fillna(0) / groups["count"]).sum() ** 0.5) / len(groups)
+    return error * (T_95[freedom - 1] if freedom <= len(T_95) else 1.96)

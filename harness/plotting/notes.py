@@ -1,0 +1,145 @@
+"""Sentences below figures and tables: where the numbers come from, and what limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from harness.plotting.frames import depths, models, sampling_title
+from harness.plotting.titles import in_order, title
+
+LOOPING = 0.9  # distinct 4-grams below this: the text repeats itself, which raises hit rates
+SPREAD = "Whiskers: least to greatest input"
+
+
+def checkpoint_line(frame: pd.DataFrame) -> str:
+    pairs = frame[["checkpoint_kind", "charged_as"]].drop_duplicates()
+    kinds = dict(zip(pairs["charged_as"], pairs["checkpoint_kind"], strict=True))
+    return ", ".join(f"{title('checkpoint', kinds[model])} {title('model', model)}" for model in models(frame))
+
+
+def per_model(frame: pd.DataFrame, describe: Callable[[pd.DataFrame], str]) -> str:
+    """`describe` of each model's rows: once if it is the same for all, else followed by the models that it is of."""
+    described: dict[str, list[str]] = {}
+    for model in models(frame):
+        described.setdefault(describe(frame[frame["charged_as"] == model]), []).append(title("model", model))
+    if len(described) == 1:
+        return next(iter(described))
+    return ", ".join(f"{text} ({' and '.join(named)})" for text, named in described.items())
+
+
+def counted(number: int, noun: str) -> str:
+    """For example "1 input", "2 inputs"."""
+    return f"{number} {noun}{'s' * (number > 1)}"
+
+
+def _num_datasets(frame: pd.DataFrame) -> str:
+    return counted(frame["dataset"].nunique(), "data set")
+
+
+def _num_texts(frame: pd.DataFrame) -> str:
+    num_inputs = int(frame.groupby("dataset")["input"].nunique().max())
+    return f"{_num_datasets(frame)} × {counted(num_inputs, 'input')}"
+
+
+def provenance(frame: pd.DataFrame) -> str:
+    """Clock, hardware, checkpoint, sampling, lengths and number of inputs of a table of runs."""
+    prompts = ", ".join("whole" if n == 0 else f"first {n} tokens" for n in sorted(frame["prompt_tokens"].unique()))
+    repeats = "1 repeat (the clock is deterministic)" if set(frame["clock"]) == {"virtual"} else "1 repeat"
+    parts = [
+        f"Clock: {', '.join(sorted(frame['clock'].unique()))}",
+        " / ".join(title("hardware", name) for name in in_order("hardware", frame["hardware"])),
+        checkpoint_line(frame),
+        " and ".join(sampling_title(frame, name) for name in sorted(frame["sampling"].unique())),
+        f"prompts: {prompts}",
+        f"{frame['max_new_tokens'].max()} new tokens",
+        f"{per_model(frame, _num_texts)} × {repeats}",
+    ]
+    return "; ".join(parts)
+
+
+def probe_line(frame: pd.DataFrame) -> str:
+    """Provenance of the probes, which depend on no clock and no machine."""
+    generated = frame[frame["mode"] != "teacher-forced"].rename(columns={"mode": "sampling"})
+    samplings = " and ".join(sampling_title(generated, name) for name in sorted(generated["sampling"].unique()))
+    forced = "" if len(generated) == len(frame) else "teacher-forced: held-out text; "
+    return (
+        f"{checkpoint_line(frame)}; INT4 draft: GPTQ, symmetric, group 128 or the row; {samplings}: texts generated "
+        f"from {per_model(generated, _num_datasets)}; {forced}no clock involved"
+    )
+
+
+def fidelity_line(frame: pd.DataFrame) -> str:
+    """Provenance of the fidelity study."""
+    of_requests = frame[frame["quantity"] == "set_match"]
+    counts = frame.groupby("model")[["num_requests", "num_pairs"]].first().sum()
+    modes = " and ".join(sorted(of_requests["mode"].unique()))
+    return (
+        f"{checkpoint_line(frame)}; {counts['num_requests']} requests, {counts['num_pairs']} request–layer pairs (the "
+        f"paper: 1,000 requests); texts: {modes}, {per_model(of_requests, _num_datasets)}; teacher-forced in "
+        f"windows of {frame['window'].max()}, fp32; no clock involved"
+    )
+
+
+def run_notes(frame: pd.DataFrame, after: str = "", *, with_k: bool = False) -> list[str]:
+    """Lines below a figure of runs: provenance (with the K of the runs), a sentence, and the caveats."""
+    depth = f"; K = {depths(frame)}" if with_k else ""
+    return [f"{provenance(frame)}{depth}. {after}", *caveats(frame)]
+
+
+def below(frame: pd.DataFrame) -> list[str]:
+    """The last notes of a table of runs: provenance and caveats, a line each."""
+    return [f"{provenance(frame)}.", *caveats(frame)]
+
+
+def caveats(frame: pd.DataFrame) -> list[str]:
+    """What limits the numbers: models that fit without offloading, unequal memory, systems too large, looping text."""
+    notes = []
+    if "fits_without_offloading" in frame:
+        fitting = frame[frame["fits_without_offloading"].astype(bool)]
+        for model in models(fitting):
+            machines = in_order("hardware", fitting.loc[fitting["charged_as"] == model, "hardware"])
+            named = " / ".join(title("hardware", name) for name in machines)
+            notes.append(f"The whole {title('model', model)} fits {named} without offloading.")
+    if {"specter", "lru"} <= set(frame.get("system", ())) and set(frame["policy"]) == {"same_bytes"}:
+        ours = frame[frame["system"] == "specter"]
+        draft_gb = ours.groupby("charged_as")["device_draft_bytes"].first() / 1e9
+        sizes = ", ".join(f"{draft_gb[model]:.1f}" for model in models(ours))
+        notes.append(
+            f"Systems have equal device bytes: what Specter spends on its INT4 draft ({sizes} GB), others "
+            "spend on slots. A budget's experts per layer are Specter's."
+        )
+    if "fits_device" in frame:
+        beyond = frame.loc[~frame["fits_device"].astype(bool), ["system", "hardware", "charged_as"]].drop_duplicates()
+        for system, machine, model in beyond.to_numpy().tolist():
+            of_which = f" of {title('model', model)}" if frame["charged_as"].nunique() > 1 else ""
+            notes.append(f"{title('system', system)}{of_which} does not fit {title('hardware', machine)}.")
+    return [*notes, *_looping(frame)]
+
+
+def _looping(frame: pd.DataFrame) -> list[str]:
+    notes = []
+    for sampling, texts in frame.groupby("sampling"):
+        grams = texts.groupby("charged_as")["distinct_4grams"].mean()
+        looping = in_order("model", grams.index[grams < LOOPING])
+        if looping:
+            named = " and ".join(title("model", model) for model in looping)
+            whose = "" if len(looping) == len(grams) else f" of {named}"
+            shares = per_model(
+                texts[texts["charged_as"].isin(looping)], lambda rows: f"{rows['distinct_4grams'].mean():.2f}"
+            )
+            notes.append(
+                f"The {sampling} text{whose} repeats itself (distinct 4-grams {shares}), which raises hit rates."
+            )
+    return notes
+
+
+def stated(frame: pd.DataFrame) -> dict[str, str]:
+    """The protocol of a table of runs, as columns of its CSV file."""
+    return {
+        "clock": " / ".join(sorted(frame["clock"].unique())),
+        "hardware": " / ".join(sorted(frame["hardware"].unique())),
+        "checkpoint": checkpoint_line(frame),
+        "temperature": " / ".join(f"{value:g}" for value in sorted(frame["temperature"].unique())),
+    }

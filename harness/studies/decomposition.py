@@ -1,0 +1,149 @@
+"""Where the speed-up over each baseline comes from, one thing switched at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from harness.plotting import notes
+from harness.plotting.charts import Grid
+from harness.plotting.frames import Frames, dataset_title, tiers
+from harness.plotting.tables import Table
+from harness.plotting.titles import in_order, title
+from harness.studies import published
+from harness.studies.registry import figure, table
+from harness.studies.rivals import MISFIT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PARTS = {
+    "tokens": ("more tokens per round", "#0072B2"),
+    "draft": ("cheaper draft (time, memory)", "#CC79A7"),
+    "misses": ("fewer misses (link time)", "#D55E00"),
+    "hidden": ("hidden transfers", "#009E73"),
+    "launches": ("fewer launches", "#999999"),
+}  # of a speed-up
+WHAT = (
+    "Parts in ms per token, negative where they cost; they add up to the difference. From the rival to ours: its "
+    "policy at our K (tokens); our draft, in time and memory; our planner and eviction, as link time (misses) and as "
+    "what covers it (hidden); launches, kernels and syncs of both, charged and not charged (launches). The order of "
+    "switching matters: what one step leaves, the next cannot gain."
+)
+
+
+def explained(runs: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the texts that the parts explain: not all data sets and inputs are decomposed."""
+    return runs.merge(parts[["dataset", "input"]].drop_duplicates(), on=["dataset", "input"])
+
+
+def _selected(frames: Frames) -> tuple[pd.DataFrame, str]:
+    """The parts on the first machine under the first memory policy, and that policy."""
+    runs, parts = frames["rivals"], frames["decomposition"]
+    policy = in_order("policy", runs["policy"])[0]
+    return parts[(parts["hardware"] == runs["hardware"].iloc[0]) & (parts["policy"] == policy)], policy
+
+
+def decomposition_data(frames: Frames) -> pd.DataFrame:
+    """[budget, hero, panel, rival, part, ms]: milliseconds per token saved, means over texts; `hero` is our system."""
+    parts = _selected(frames)[0].dropna(subset="part")
+    means = parts.groupby(["budget", "hero", "rival", "part"])["ms"].mean()
+    rows = [
+        {"budget": budget, "hero": hero, "panel": f"{title('system', hero)}, {budget}", "rival": rival, "part": part,
+         "ms": means[budget, hero, rival, part]}
+        for budget in tiers(frames["rivals"])[1]
+        for hero in in_order("system", parts["hero"])
+        for rival in in_order("system", parts["rival"])
+        if (budget, hero, rival) in means
+        for part in PARTS
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def decomposition_footer(frames: Frames) -> list[str]:
+    runs = frames["rivals"]
+    what = "What each rival's TPOT loses on the way to ours, one thing switched at a time; below zero: what that costs"
+    of = notes.provenance(explained(runs, frames["decomposition"]))
+    return [f"{what}. Equal bytes. {of}.", *notes.caveats(runs)]
+
+
+@figure(
+    "decomposition", "rivals", "decomposition", one_model=True, minutes=4, data=decomposition_data,
+    footer=decomposition_footer, about="where the speed-up over each rival comes from, one thing switched at a time",
+)  # fmt: skip
+def draw_decomposition(data: pd.DataFrame) -> Figure:
+    grid = Grid(data, rows="budget", columns="hero", height=2.3, margin=0.4, sharey=True)
+    for panel, part in grid:
+        values = part.pivot(index="rival", columns="part", values="ms")
+        values = values.loc[in_order("system", values.index)]
+        x = np.arange(len(values))
+        above, below = np.zeros(len(values)), np.zeros(len(values))
+        for name, (label, colour) in PARTS.items():
+            heights = values[name].to_numpy()
+            panel.bar(x, heights, 0.7, bottom=np.where(heights > 0, above, below), color=colour, label=label)
+            above, below = above + heights.clip(min=0), below + heights.clip(max=0)
+        panel.plot(x, values.sum(axis=1), "D", color="black", ms=4, label="all together")
+        panel.axhline(0, color="black", lw=0.8)
+        names = [title("system", name).replace(", ", "\n").replace("-Off", "-\nOff") for name in values.index]
+        panel.set_xticks(x, names, fontsize=5.8)
+    grid.label(y="saved (ms per token)")
+    grid.legend(3)
+    return grid.figure
+
+
+def _rows(parts: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Mean parts and times by `keys`; a rival that does not fit has a row without numbers."""
+    groups = {"hero": "system", "rival": "system", "hardware": "hardware", "policy": "policy"}
+    rows: list[dict[str, object]] = []
+    for values, group in parts.groupby(keys, sort=False):
+        named: dict[str, object] = {
+            key: title(groups[key], value) if key in groups else value for key, value in zip(keys, values, strict=True)
+        }
+        if group["part"].isna().all():
+            rows.append(named | {"K": MISFIT})
+            continue
+        rival, ours = (group.groupby("dataset")[name].mean().mean() for name in ("rival_ms", "hero_ms"))
+        mean = group.groupby("part")["ms"].mean()
+        depths = f"{group['rival_k'].iloc[0] or '–'} : {group['hero_k'].iloc[0]}"
+        rows.append(
+            named
+            | {"K": depths, "rival (ms)": rival, "ours (ms)": ours, "ratio": rival / ours}
+            | {label: mean[part] for part, (label, _) in PARTS.items()}
+        )
+    return pd.DataFrame(rows)
+
+
+@table(
+    "decomposition", "rivals", "decomposition", model_by_model=True, minutes=4, about="the parts of each speed-up"
+)  # fmt: skip
+def decomposition_table(frames: Frames) -> Table:
+    runs = frames["rivals"]
+    parts, policy = _selected(frames)
+    rows = _rows(parts.sort_values(["budget", "hero"], kind="stable"), ["budget", "hero", "rival"])
+    of = notes.provenance(explained(runs, parts))
+    words = [WHAT, f"Memory: {title('policy', policy)}. {of}."]
+    return Table("Where the speed-up comes from", rows, 4, words, notes.stated(runs))
+
+
+@table(
+    "published_ratio", "rivals", "decomposition", model_by_model=True, minutes=4,
+    about="K = 3 against K = 16 by policy, tier and link, beside the published 1.50 / 1.88",
+)  # fmt: skip
+def published_ratio_table(frames: Frames) -> Table:
+    runs, parts = frames["rivals"], frames["decomposition"]
+    parts = parts[parts["rival"] == "specmoeoff"].sort_values(["hero", "hardware", "budget"], kind="stable")
+    rows = _rows(parts, ["hero", "hardware", "budget", "policy"])
+    after = rows.columns.tolist().index("ratio") + 1
+    rows.insert(after, "published, mean", published.SPEEDUP_MEAN)
+    rows.insert(after + 1, "published, most", published.SPEEDUP_MAX)
+    names = ", ".join(dataset_title(name) for name in parts["dataset"].unique())
+    words = [
+        "SpecMoEOff as published against ours: TPOT ratio. The published ratios are averages over its models and "
+        "machines.",
+        WHAT,
+        f"{notes.checkpoint_line(runs)}, seeded, one input of each of: {names}; virtual clock.",
+    ]
+    heading = "SpecMoEOff (K = 3) against Specter (the paper's K)"
+    return Table(heading, rows, 5, words, notes.stated(runs) | {"hardware": "see rows"})

@@ -1,0 +1,100 @@
+"""The best depth K: of Specter per model and budget, of every speculative system, and by SpecMoEOff's cost model."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from harness.plotting import notes
+from harness.plotting.frames import Frames, macro_by, systems, tiers
+from harness.plotting.tables import Table
+from harness.plotting.titles import title
+from harness.studies import published
+from harness.studies.registry import table
+
+NEAR = 1.02  # times the optimum
+
+
+@table("depth_profile", "k_sweep", minutes=5, about="depth profile: the best K of Specter per model and budget")
+def depth_profile(frames: Frames) -> Table:
+    return _best_depths(frames["k_sweep"])
+
+
+@table("depth_profile_published", "depth_profile", about="the depth profile by the paper's protocol (scale paper)")
+def depth_profile_published(frames: Frames) -> Table:
+    return _best_depths(frames["depth_profile"])
+
+
+def _best_depths(frame: pd.DataFrame) -> Table:
+    ours = frame[frame["speculative"] & (frame["system"] == "specter")]
+    keys = ["charged_as", "budget", "sampling"]
+    rows = []
+    for (model, budget, sampling), cell in macro_by(ours, [*keys, "k"], "tpot_ms").groupby(keys):
+        by_k: dict[int, float] = dict(zip(cell.index.get_level_values("k").tolist(), cell.tolist(), strict=True))
+        best = min(by_k, key=lambda k: by_k[k])
+        given = published.DEPTH.get(str(model))
+        rows.append(
+            {
+                "model": title("model", model),
+                "budget": budget,
+                "sampling": sampling,
+                "best K": str(best),
+                "TPOT (ms)": by_k[best],
+                "within 2 % of it": ", ".join(str(k) for k, time in by_k.items() if time <= NEAR * by_k[best]),
+                "paper's K": "–" if given is None else str(given),
+                "TPOT at the paper's K (ms)": by_k.get(given or 0, float("nan")),
+            }
+        )
+    tried = ", ".join(str(k) for k in sorted(ours["k"].unique()))
+    words = [f"Specter, macro average over data sets; tried: K = {tried}.", *notes.below(frame)]
+    return Table("Depth profile: the optimum per model and budget", pd.DataFrame(rows), 3, words, notes.stated(frame))
+
+
+@table(
+    "best_depth", "k_sweep", "probe", model_by_model=True, minutes=9,
+    about="every system at its best K; SpecMoEOff's own choice of K",
+)  # fmt: skip
+def best_depth(frames: Frames) -> Table:
+    frame, probe = frames["k_sweep"], frames["probe"]
+    mine = frame[frame["speculative"] & frame["fits_budget"]]
+    means = macro_by(mine, ["budget", "sampling", "system", "k"], "tpot_ms")
+    rows = []
+    for budget in tiers(frame)[1]:
+        for sampling in sorted(frame["sampling"].unique()):
+            for system in systems(mine):
+                by_k = means.loc[budget, sampling, system]
+                row = {
+                    "budget": budget,
+                    "sampling": sampling,
+                    "system": title("system", system),
+                    "K tried": ", ".join(str(k) for k in by_k.index),
+                    "best K": str(by_k.idxmin()),
+                    "TPOT (ms)": by_k.min(),
+                    "TPOT at the paper's K (ms)": by_k.get(published.DEPTH[frame["charged_as"].iloc[0]], float("nan")),
+                }
+                if system == "specmoeoff_tuned":
+                    cell = mine.query("budget == @budget and sampling == @sampling and system == @system")
+                    chosen = _cost_model_k(cell, probe[probe["mode"] == sampling], by_k.index.tolist())
+                    row |= {"K of its cost model": float(chosen), "TPOT there (ms)": by_k[chosen]}
+                rows.append(row)
+    words = [
+        "Macro average over data sets. The cost model is SpecMoEOff's (H2D, GPU MoE, attention, draft), given the "
+        "acceptance of its own recordings and the mean expert union of this text.",
+        *notes.below(frame),
+    ]
+    return Table("Best depth of every system", pd.DataFrame(rows), 5, words, notes.stated(frame))
+
+
+def _cost_model_k(runs: pd.DataFrame, probe: pd.DataFrame, ks: list[int]) -> int:
+    """The K that SpecMoEOff's cost model chooses among `ks` for the machine and model of `runs`."""
+    from baselines.specmoeoff import choose_k
+    from harness.plan import compose
+    from specter.build import build_costs
+
+    one = runs.iloc[0]
+    config = compose([f"model={one['model']}", "system=specmoeoff_tuned", f"hardware={one['hardware']}"])
+    by_length = probe[probe["quantity"] == "union"].groupby("k")["value"].mean()
+    union = {int(str(length)): float(value) for length, value in by_length.items()}
+    known = [k for k in ks if k + 1 in union]
+    return choose_k(
+        known, union, runs["acceptance"].mean(), int(one["num_slots"]), build_costs(config), config.hardware
+    )

@@ -1,0 +1,100 @@
+"""TPOT against the depth of speculation K, with both floors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from harness.plotting import notes
+from harness.plotting.charts import Grid, log2_axis
+from harness.plotting.frames import Frames, panel_title, tiers
+from harness.plotting.tables import Table
+from harness.plotting.titles import colour, title
+from harness.studies import published
+from harness.studies.registry import figure, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLOORS = {"floor_trace": ("floor_trace (Specter's routing)", "--"), "floor_ideal": ("floor_ideal", ":")}
+OTHERS = ("specter_deadline", "specmoeoff_tuned")  # not every model runs them
+
+
+def k_sweep_data(frames: Frames) -> pd.DataFrame:
+    """[sampling, budget, panel, series, k, tpot_ms, least, greatest]: means over data sets, the spread of Specter's.
+
+    The series are systems, `FLOORS`, and `published` (the paper's K, without a time); LRU has no k.
+    """
+    frame = frames["k_sweep"]
+    samplings, budgets = tiers(frame)
+    given = published.DEPTH[frame["charged_as"].iloc[0]]
+    blocks: list[pd.DataFrame] = []
+    for sampling in samplings:
+        for budget in budgets:
+            part = frame[(frame["sampling"] == sampling) & (frame["budget"] == budget)]
+            ours = part[part["system"] == "specter"].groupby(["k", "dataset"]).mean(numeric_only=True).groupby("k")
+            found = [ours["tpot_ms"].agg(tpot_ms="mean", least="min", greatest="max").assign(series="specter")]
+            found += [ours[f"{name}_ms"].mean().to_frame("tpot_ms").assign(series=name) for name in FLOORS]
+            for name in OTHERS:
+                by_k = part[part["system"] == name].groupby("k")["tpot_ms"].mean()
+                found.append(by_k.to_frame("tpot_ms").assign(series=name))
+            flat = [{"tpot_ms": part.loc[part["system"] == "lru", "tpot_ms"].mean(), "series": "lru"},
+                    {"k": given, "series": "published"}]  # fmt: skip
+            block = pd.concat([*(one.reset_index() for one in found), pd.DataFrame(flat)], ignore_index=True)
+            blocks.append(block.assign(sampling=sampling, budget=budget, panel=panel_title(frame, budget, sampling)))
+    return pd.concat(blocks, ignore_index=True)
+
+
+@figure(
+    "k_sweep", "k_sweep", one_model=True, minutes=5, data=k_sweep_data,
+    footer=lambda frames: notes.run_notes(
+        frames["k_sweep"], "Lines: mean over data sets; band: least to greatest data set."
+    ),
+    about="TPOT against K with both floors",
+)  # fmt: skip
+def draw_k_sweep(data: pd.DataFrame) -> Figure:
+    grid = Grid(data, rows="sampling", columns="budget", height=1.9, margin=0.3, sharex=True, sharey=True)
+    for panel, part in grid:
+        by = {str(name): rows for name, rows in part.groupby("series", sort=False)}
+        ours, blue = by["specter"], colour("specter")
+        panel.fill_between(ours["k"], ours["least"], ours["greatest"], color=blue, alpha=0.15, lw=0)
+        panel.plot(ours["k"], ours["tpot_ms"], "o-", color=blue, label=title("system", "specter"))
+        for name, (label, dash) in FLOORS.items():
+            panel.plot(by[name]["k"], by[name]["tpot_ms"], dash, color="black", lw=1, label=label)
+        for name in (name for name in OTHERS if name in by):
+            panel.plot(by[name]["k"], by[name]["tpot_ms"], "o-", ms=3, color=colour(name), label=title("system", name))
+        panel.axhline(by["lru"]["tpot_ms"].iloc[0], color=colour("lru"), label="LRU, equal bytes")
+        panel.axvline(by["published"]["k"].iloc[0], color="#bbbbbb", lw=0.8, label="K of the paper")
+        log2_axis(panel, ours["k"].astype(int).tolist())
+    grid.axes[0][0].set_ylim(bottom=0)
+    grid.label(x="K: draft tokens per round", y="TPOT (ms per token)")
+    grid.legend(3)
+    return grid.figure
+
+
+@table("k_sweep", "k_sweep", model_by_model=True, minutes=5, about="the sweep of K in numbers")
+def k_sweep_table(frames: Frames) -> Table:
+    frame = frames["k_sweep"]
+    mine = frame[frame["speculative"] & frame["fits_budget"]]
+    keys = ["system", "budget", "sampling", "k"]
+    means = mine.groupby([*keys, "dataset"]).mean(numeric_only=True).groupby(keys).mean().reset_index()
+    lru = frame[frame["system"] == "lru"].groupby(["budget", "sampling"])["tpot_ms"].mean()
+    rows = pd.DataFrame(
+        {
+            "system": [title("system", name) for name in means["system"]],
+            "budget": means["budget"],
+            "sampling": means["sampling"],
+            "K": means["k"].astype(str),
+            "TPOT (ms)": means["tpot_ms"],
+            "floor_trace (ms)": means["floor_trace_ms"],
+            "floor_ideal (ms)": means["floor_ideal_ms"],
+            "× LRU": [lru[pair] for pair in zip(means["budget"], means["sampling"], strict=True)] / means["tpot_ms"],
+            "acceptance (%)": means["acceptance"] * 100,
+            "accepted per round": means["mean_accepted_len"],
+            "experts per layer": means["union_mean"],
+            "GB per token": means["bytes_per_token"] / 1e9,
+        }
+    )
+    words = ["Macro average over data sets; × LRU: LRU's TPOT over the row's.", *notes.below(frame)]
+    return Table("Depth of speculation", rows, 4, words, notes.stated(frame))

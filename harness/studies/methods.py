@@ -1,0 +1,126 @@
+"""The fidelity study: routing fidelity by quantization method and precision (the paper's Table 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from harness.plotting import notes
+from harness.plotting.charts import Grid
+from harness.plotting.frames import Frames, models
+from harness.plotting.tables import Table
+from harness.plotting.titles import in_order, title
+from harness.studies import published
+from harness.studies.probe import CHECKPOINT, STANDINS_ONLY
+from harness.studies.registry import figure, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "gptq": "#0072B2",
+    "awq": "#E69F00",
+    "rtn": "#9a9a9a",
+    "q8_0": "#009E73",
+    "q4_k": "#56B4E9",
+    "q2_k": "#D55E00",
+}
+TOGETHER = 8  # positions per point of the curve over positions
+AXES = {"layer": "MoE layer", "position": "generated position", "margin": "router margin of the target (logits)"}
+FOOTER = (
+    "Share of the target's top-k experts that the draft chooses too. Margin: the k-th router logit less the next, "
+    "ten equally filled bins; the axis does not start at 0"
+)
+
+
+def _curve(mine: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """[x, value] along one of `AXES`, of one model and method."""
+    if axis == "layer":
+        layers = mine[mine["quantity"] == "set_match"].groupby("layer")["value"].mean()
+        return pd.DataFrame({"x": layers.index, "value": layers.to_numpy()})
+    if axis == "margin":
+        return mine.loc[mine["quantity"] == "margin", ["margin", "value"]].rename(columns={"margin": "x"})
+    steps = mine[mine["quantity"] == "position"]
+    together = steps.groupby(steps["position"] // TOGETHER * TOGETHER + TOGETHER / 2)[["value", "num"]]
+    weighted = together.apply(lambda part: np.average(part["value"], weights=part["num"]))
+    return pd.DataFrame({"x": weighted.index, "value": weighted.to_numpy()})
+
+
+def methods_data(frames: Frames) -> pd.DataFrame:
+    """[model, axis, method, x, value]: experts chosen alike, in per cent, along each of `AXES`."""
+    frame = frames["fidelity"]
+    blocks = []
+    for model in models(frame):
+        of_model = frame[frame["charged_as"] == model]
+        for axis in AXES:
+            for method in in_order("method", of_model["method"]):
+                curve = _curve(of_model[of_model["method"] == method], axis)
+                blocks.append(curve.assign(value=curve["value"] * 100, model=model, axis=axis, method=method))
+    return pd.concat(blocks, ignore_index=True)
+
+
+@figure(
+    "methods", "fidelity", minutes=6, data=methods_data,
+    footer=lambda frames: [f"{FOOTER}. {notes.fidelity_line(frames['fidelity'])}."],
+    about="the same by method and precision (GPTQ, AWQ, round to nearest, GGUF Q8/Q4/Q2): per layer, position, router "
+    "margin",
+)  # fmt: skip
+def draw_methods(data: pd.DataFrame) -> Figure:
+    grid = Grid(data, rows="model", columns="axis", height=1.9, margin=0.3, sharey=True)
+    for panel, part in grid:
+        axis = part["axis"].iloc[0]
+        for method, mine in part.groupby("method", sort=False):
+            dot, label = "o" if axis == "margin" else None, title("method", method)
+            panel.plot(mine["x"], mine["value"], color=COLOURS.get(str(method)), label=label, marker=dot, ms=2.5)
+        if axis == "margin":
+            panel.set_xscale("log")
+    _label(grid.axes, [title("model", model) for model in grid.row_values])
+    grid.legend(3)
+    return grid.figure
+
+
+def _label(axes: list[list[Axes]], names: list[str]) -> None:
+    for row, name in zip(axes, names, strict=True):
+        row[0].set_ylabel(f"{name}\nexperts chosen alike (%)")
+    for panel, label in zip(axes[-1], AXES.values(), strict=True):
+        panel.set_xlabel(label)
+
+
+@table(
+    "methods", "fidelity", minutes=6,
+    about="methods × precisions beside the paper's table 1, with the number of request–layer pairs",
+)  # fmt: skip
+def methods_table(frames: Frames) -> Table:
+    frame = frames["fidelity"]
+    rows = []
+    for model in models(frame):
+        of_model = frame[frame["charged_as"] == model]
+        for method in in_order("method", of_model["method"]):
+            mine = of_model[of_model["method"] == method]
+            means = mine.groupby("quantity")["value"].mean() * 100
+            matches = mine[mine["quantity"] == "set_match"]
+            rows.append(
+                {
+                    "model": title("model", model),
+                    "method": title("method", method),
+                    "expert match (%)": means["set_match"],
+                    f"{CHECKPOINT} (%)": published.FIDELITY.get(model, {}).get(method, float("nan")) * 100,
+                    "worst layer (%)": matches.groupby("layer")["value"].mean().min() * 100,
+                    "worst request (%)": matches.groupby("request")["value"].mean().min() * 100,
+                    "whole set alike (%)": means["same_set"],
+                    "same rank (%)": means["order_match"],
+                    "same next token (%)": means["agreement"],
+                }
+            )
+    line = notes.fidelity_line(frame)
+    what = (
+        "Expert match: share of the target's top-k experts that the draft chooses too; whole set alike: all of them, "
+        "in any order; same rank: share of ranks with the same expert; same next token: greedy acceptance on the given "
+        "text. Only routed experts are quantised. GGUF columns run dequantised values; no mixture of types, no "
+        f"importance matrix. {STANDINS_ONLY}"
+    )
+    heading = "Routing fidelity by method and precision"
+    return Table(heading, pd.DataFrame(rows), 2, [what, f"{line}."], {"protocol": line})

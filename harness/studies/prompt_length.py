@@ -1,0 +1,75 @@
+"""TTFT, TPOT and end-to-end time against the length of the prompt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from harness.plotting import notes
+from harness.plotting.charts import Grid
+from harness.plotting.frames import Frames, macro, spread_budgets, systems, tiers
+from harness.plotting.tables import Table
+from harness.plotting.titles import styles, title
+from harness.studies.registry import figure, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUANTITIES = {"ttft_ms": "TTFT (ms)", "tpot_ms": "TPOT (ms per token)", "end_to_end_ms": "end to end (ms)"}
+COLUMNS = {
+    "num_prompt_tokens": "prompt tokens, mean",
+    "ttft_ms": "TTFT (ms)",
+    "tpot_ms": "TPOT (ms)",
+    "tpot_after_first_round_ms": "after 1st round (ms)",
+    "end_to_end_ms": "end to end (ms)",
+}
+
+
+def prompt_length_data(frames: Frames) -> pd.DataFrame:
+    """[budget, quantity, panel, system, num_prompt_tokens, value]: means of all runs."""
+    frame = spread_budgets(frames["prompt_length"])
+    blocks = []
+    for budget in tiers(frame)[1]:
+        for column, heading in QUANTITIES.items():
+            part = frame[frame["budget"] == budget]
+            for system in systems(part):
+                mine = part[part["system"] == system].groupby("prompt_tokens")[["num_prompt_tokens", column]].mean()
+                block = mine.rename(columns={column: "value"}).sort_values("num_prompt_tokens")
+                named = {"budget": budget, "quantity": column, "panel": f"{heading}, {budget}", "system": system}
+                blocks.append(block.assign(**named))
+    return pd.concat(blocks, ignore_index=True)
+
+
+@figure(
+    "prompt_length", "prompt_length", one_model=True, minutes=2, data=prompt_length_data,
+    footer=lambda frames: notes.run_notes(spread_budgets(frames["prompt_length"]), "Mean over data sets."),
+    about="TTFT, TPOT and end to end for prompts of 16, 64 and all tokens",
+)  # fmt: skip
+def draw_prompt_length(data: pd.DataFrame) -> Figure:
+    grid = Grid(data, rows="budget", columns="quantity", height=1.8, margin=0.3)
+    shown = styles(data["system"])
+    for panel, part in grid:
+        for system, mine in part.groupby("system", sort=False):
+            label, colour = shown[str(system)]
+            panel.plot(mine["num_prompt_tokens"], mine["value"], "o-", ms=3, color=colour, label=label)
+        panel.set_ylim(bottom=0)
+    grid.label(x="prompt tokens (mean)")
+    grid.legend(5)
+    return grid.figure
+
+
+@table("prompt_length", "prompt_length", model_by_model=True, minutes=2, about="prompt lengths in numbers")
+def prompt_length_table(frames: Frames) -> Table:
+    frame = spread_budgets(frames["prompt_length"])
+    rows = []
+    for budget in tiers(frame)[1]:
+        for length in sorted(frame["prompt_tokens"].unique(), key=lambda tokens: tokens or float("inf")):
+            for system in systems(frame):
+                mine = frame[(frame["budget"] == budget) & (frame["prompt_tokens"] == length)]
+                mine = mine[mine["system"] == system]
+                shown = f"first {length}" if length else "whole"
+                named = {"budget": budget, "prompt": shown, "system": title("system", system)}
+                rows.append(named | {heading: macro(mine, column) for column, heading in COLUMNS.items()})
+    words = ["Macro average over data sets.", *notes.below(frame)]
+    return Table("Prompt length", pd.DataFrame(rows), 3, words, notes.stated(frame))

@@ -1,0 +1,97 @@
+"""Figures and tables register here where they are defined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.plotting import charts
+from harness.plotting.frames import Frames
+from harness.plotting.tables import Table, by_model
+from specter.registry import Registry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEVICE = "device"  # the prefix of what is drawn from data/reference/<machine>
+
+
+@dataclass(frozen=True)
+class FigureStudy:
+    """A figure. What it draws is data first: `draw` gets nothing else.
+
+    Attributes:
+        sources: the tidy tables that it is made from; on a device, file names in data/reference/<machine>, or globs.
+        about: what it shows, for ARTIFACT.md.
+        data: the numbers that are drawn, from the tidy tables.
+        footer: the lines below it, from the tidy tables.
+        minutes: from a fresh checkout at scale laptop.
+        one_model: it shows one model, so each model has its own.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    about: str
+    data: Callable[[Frames], pd.DataFrame]
+    footer: Callable[[Frames], list[str]]
+    draw: Callable[[pd.DataFrame], Figure]
+    minutes: int = 0
+    one_model: bool = False
+
+    @property
+    def module(self) -> str:
+        return self.draw.__module__
+
+    def make(self, frames: Frames) -> Figure:
+        figure = self.draw(self.data(frames))
+        charts.footer(figure, self.footer(frames))
+        return figure
+
+
+@dataclass(frozen=True)
+class TableStudy:
+    """A table: `build` makes it from the tidy tables. Attributes as of a figure."""
+
+    name: str
+    sources: tuple[str, ...]
+    about: str
+    build: Callable[[Frames], Table]
+    module: str
+    minutes: int = 0
+
+
+FIGURES: Registry[FigureStudy] = Registry("figure")
+TABLES: Registry[TableStudy] = Registry("table")
+
+
+Draw = Callable[[pd.DataFrame], "Figure"]
+Build = Callable[[Frames], Table]
+
+
+def figure(name: str, *sources: str, **attributes: Any) -> Callable[[Draw], Draw]:
+    """Registers the decorated function as the `draw` of a figure; `attributes` are those of `FigureStudy`."""
+
+    def add(draw: Draw) -> Draw:
+        FIGURES.register(name)(FigureStudy(name=name, sources=sources, draw=draw, **attributes))
+        return draw
+
+    return add
+
+
+def table(name: str, *sources: str, model_by_model: bool = False, **attributes: Any) -> Callable[[Build], Build]:
+    """Registers the decorated function as the `build` of a table.
+
+    With `model_by_model` it builds the table of one model, and the tables of all models stand below each other.
+    """
+
+    def add(build: Build) -> Build:
+        of_all = by_model(build) if model_by_model else build
+        TABLES.register(name)(
+            TableStudy(name=name, sources=sources, build=of_all, module=build.__module__, **attributes)
+        )
+        return build
+
+    return add
