@@ -13,7 +13,7 @@ rule record:
     output:
         "results/{scale}/manifests/{experiment}/{model}/{dataset}.json",
     params:
-        plan=lambda wildcards: plan.digest(plan.recording_plan(**wildcards)),
+        plan=lambda wildcards: plan.digest(plan.recording_runs(**wildcards)),
         code=code_digest("harness.jobs.record", "baselines"),
     log:
         "results/{scale}/logs/record-{experiment}-{model}-{dataset}.log",
@@ -35,7 +35,7 @@ rule replay:
     output:
         directory("results/{scale}/{experiment}/{model}/{dataset}"),
     params:
-        plan=lambda wildcards: plan.digest(plan.matrix(**wildcards)),
+        plan=lambda wildcards: plan.digest(plan.experiment_runs(**wildcards)),
         code=code_digest("harness.jobs.replay", "baselines"),
     log:
         "results/{scale}/logs/replay-{experiment}-{model}-{dataset}.log",
@@ -63,7 +63,7 @@ rule measure:
         runs=directory("results/{scale}/{experiment}/{model}/{dataset}"),
         manifest="results/{scale}/manifests/{experiment}/{model}/{dataset}.json",
     params:
-        plan=lambda wildcards: plan.digest(plan.matrix(**wildcards)),
+        plan=lambda wildcards: plan.digest(plan.experiment_runs(**wildcards)),
         code=code_digest("harness.jobs.measure", "baselines"),
     log:
         "results/{scale}/logs/measure-{experiment}-{model}-{dataset}.log",
@@ -146,7 +146,7 @@ rule decompose:
     output:
         "results/{scale}/decomposition/{model}/{dataset}.parquet",
     params:
-        plan=lambda wildcards: plan.digest(plan.decomposition_plan(**wildcards)),
+        plan=lambda wildcards: plan.digest(plan.decomposed_pairs(**wildcards)),
         code=code_digest("harness.jobs.decompose", "baselines"),
     log:
         "results/{scale}/logs/decompose-{model}-{dataset}.log",

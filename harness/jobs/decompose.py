@@ -10,7 +10,7 @@ Each step from the baseline to our system is a replay of its own, in ms per toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from harness.jobs import progress_bar, steps, write_table
-from harness.plan import DecompositionPlan, TextKey, decomposition_plan, text_key
+from harness.plan import TextKey, decomposed_pairs, text_key
 from harness.recordings import load_entry, read_manifest
 from specter.arguments import run_command
 from specter.build import build_costs
@@ -101,11 +101,11 @@ def _link_ms(metrics: Metrics) -> float:
     return float(metrics["link_busy_frac"] * metrics["tpot_ms"])
 
 
-def rows(plan: DecompositionPlan, replay: Replay) -> list[dict[str, Any]]:
+def rows(pairs: Sequence[tuple[RunConfig, RunConfig]], replay: Replay) -> list[dict[str, Any]]:
     """One row per pair of runs and part; a baseline that does not fit has one row without numbers."""
     found: list[dict[str, Any]] = []
     with progress_bar() as progress:
-        for baseline, ours in steps(plan.pairs(), "decompose", progress):
+        for baseline, ours in steps(pairs, "decompose", progress):
             named = {
                 "model": baseline.model.name,
                 "rival": baseline.system.name,
@@ -142,10 +142,10 @@ def cached(recordings: dict[TextKey, tuple[Recording, Recording]]) -> Replay:
 
 
 def main(options: Options) -> None:
-    plan = decomposition_plan(options.scale, options.model, options.dataset)
+    pairs = decomposed_pairs(options.scale, options.model, options.dataset)
     entries, _ = read_manifest(options.manifest)
     replay = cached({key: load_entry(entry) for key, entry in entries.items()})
-    frame = pd.DataFrame(rows(plan, replay))
+    frame = pd.DataFrame(rows(pairs, replay))
     write_table(options.out, frame)
     print(f"{len(frame)} rows")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.jobs import ExperimentOptions, progress_bar, steps
-from harness.plan import recording_plan, text_key
+from harness.plan import recording_runs, text_key
 from harness.recordings import Entry, RecordingStore, Text, manifest_text, texts
 from specter.arguments import run_command
 from specter.config import RunConfig
@@ -75,7 +75,7 @@ def check_lossless(entries: list[Entry]) -> None:
 
 
 def main(options: Options) -> None:
-    configs = recording_plan(options.scale, options.experiment, options.model, options.dataset).runs()
+    configs = recording_runs(options.scale, options.experiment, options.model, options.dataset)
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     tokenizer = load_tokenizer(drafting)
     store = RecordingStore(Path(drafting.results), drafting)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.jobs import ExperimentOptions, progress_bar, steps
-from harness.plan import TextKey, matrix, text_key
+from harness.plan import TextKey, experiment_runs, text_key
 from harness.recordings import load_entry, read_manifest
 from specter.arguments import run_command
 from specter.config import RunConfig
@@ -40,7 +40,7 @@ def by_warmup(configs: list[RunConfig]) -> list[RunConfig]:
 
 
 def main(options: Options) -> None:
-    configs = by_warmup(matrix(options.scale, options.experiment, options.model, options.dataset).runs())
+    configs = by_warmup(experiment_runs(options.scale, options.experiment, options.model, options.dataset))
     entries, notes = read_manifest(options.manifest)
     loaded: dict[TextKey, tuple[Recording, Recording]] = {}
     replayer = Replayer()

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from harness.jobs.decompose import explain, rows, without_overhead
-from harness.plan import compose, decomposition_plan
+from harness.plan import compose, decomposed_pairs
 from specter.config import RunConfig
 from specter.memory import DoesNotFit
 from specter.metrics import Metrics
@@ -52,8 +52,7 @@ def test_overhead_is_all_that_is_taken_off_the_machine() -> None:
 
 
 def test_a_rival_that_does_not_fit_has_a_row_without_numbers() -> None:
-    plan = decomposition_plan("laptop", "deepseek_v2_lite", "gsm8k")
-    found = rows(plan, replay)
+    found = rows(decomposed_pairs("laptop", "deepseek_v2_lite", "gsm8k"), replay)
     misfits = [row for row in found if "part" not in row]
     assert misfits and all(row["rival"] == "specmoeoff" and row["budget"] == "low" for row in misfits)
     assert {row["hardware"] for row in misfits} == {"a100_40gb_pcie4", "a100_12gbps"}

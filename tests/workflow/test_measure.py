@@ -14,7 +14,7 @@ from harness import scales
 from harness.jobs import charge, preflight
 from harness.jobs.measure import Runs, check_lossless, entries, measure, publish, slots_of
 from harness.jobs.tidy import gather
-from harness.plan import TextKey, compose, matrix
+from harness.plan import TextKey, compose, experiment_runs
 from harness.recordings import RECORDING
 from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
@@ -191,7 +191,7 @@ def test_every_model_can_be_loaded_for_every_experiment(scale: str) -> None:
     size = scales.load_scale(scale)
     for experiment in size.experiments:
         for model in size.models_of(experiment):
-            configs = matrix(scale, experiment, model, size.datasets[0]).runs()
+            configs = experiment_runs(scale, experiment, model, size.datasets[0])
             fitting = {config.system.speculative for config in configs if slots_of(config)[1]}
             assert fitting == {config.system.speculative for config in configs}, (experiment, model)
 
@@ -199,7 +199,7 @@ def test_every_model_can_be_loaded_for_every_experiment(scale: str) -> None:
 def test_a_scale_measures_on_its_machine() -> None:
     for name in ("standin", "paper"):
         size = scales.load_scale(name)
-        runs = matrix(name, "main", size.models[0], size.datasets[0]).runs()
+        runs = experiment_runs(name, "main", size.models[0], size.datasets[0])
         assert {config.clock for config in runs} == {"device"}
         assert {config.hardware.name for config in runs} == set(size.hardware)
 

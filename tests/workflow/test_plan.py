@@ -23,26 +23,31 @@ def test_compose_names_a_wrong_key() -> None:
 def test_runs_have_names_of_their_own_and_are_recorded() -> None:
     for experiment in scales.load_scale("laptop").experiments:
         arguments = ("laptop", experiment, *ARGUMENTS[2:])
-        runs = plan.matrix(*arguments).runs()
+        runs = plan.experiment_runs(*arguments)
         assert len({run_id(config) for config in runs}) == len(runs)
-        assert {plan.text_key(config) for config in runs} <= set(plan.recording_plan(*arguments).keys)
+        assert {plan.text_key(config) for config in runs} <= set(map(plan.text_key, plan.recording_runs(*arguments)))
 
 
 def test_a_system_without_a_cache_runs_at_one_budget_only() -> None:
-    runs = plan.matrix(*ARGUMENTS).runs()
+    runs = plan.experiment_runs(*ARGUMENTS)
     budgets = {name: {c.budget.tier for c in runs if c.system.name == name} for name in ("specter", "resident")}
     assert budgets == {"specter": {"high", "low"}, "resident": {"high"}}
 
 
-def test_recorded_runs_are_what_was_planned() -> None:
-    planned = plan.recording_plan(*ARGUMENTS)
-    assert [plan.text_key(config) for config in planned.runs()] == planned.keys
+def test_every_text_is_recorded_once_and_by_plain_decoding_too() -> None:
+    keys = [plan.text_key(config) for config in plan.recording_runs(*ARGUMENTS)]
+    assert len(set(keys)) == len(keys) and {key.plain for key in keys} <= set(keys)
+    assert {key.draft for key in plan_keys("rivals")} == {"shared", "own"}  # "own_int4" drafts as "own" does
+
+
+def plan_keys(experiment: str) -> set[plan.TextKey]:
+    return set(map(plan.text_key, plan.recording_runs("laptop", experiment, *ARGUMENTS[2:])))
 
 
 def test_the_digest_tells_plans_apart() -> None:
-    here = plan.digest(plan.matrix(*ARGUMENTS))
-    assert here == plan.digest(plan.matrix(*ARGUMENTS))
-    assert here != plan.digest(plan.matrix("smoke", *ARGUMENTS[1:]))
+    here = plan.digest(plan.experiment_runs(*ARGUMENTS))
+    assert here == plan.digest(plan.experiment_runs(*ARGUMENTS))
+    assert here != plan.digest(plan.experiment_runs("smoke", *ARGUMENTS[1:]))
 
 
 def test_the_live_sample_spreads_over_all_runs(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -61,7 +66,7 @@ def test_models_after_the_first_run_their_share(monkeypatch: pytest.MonkeyPatch)
     assert scale.models_of("main", "probe") == scale.models
     assert scales.datasets("laptop", "main", first) == scale.datasets
     assert len(scales.datasets("laptop", "main", second)) == scale.others.num_datasets
-    runs = plan.matrix("laptop", "main", second, scale.datasets[0]).runs()
+    runs = plan.experiment_runs("laptop", "main", second, scale.datasets[0])
     assert {config.input for config in runs} == set(range(scale.others.num_inputs))
     assert {config.system.name for config in runs} == set(scale.others.systems)
     monkeypatch.setattr(scale, "others", None)
@@ -71,7 +76,7 @@ def test_models_after_the_first_run_their_share(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_runs_at_the_papers_k_where_an_experiment_names_none() -> None:
     depths = {
         model: {
-            config.k for config in plan.matrix("laptop", "main", model, "gsm8k").runs() if config.system.speculative
+            config.k for config in plan.experiment_runs("laptop", "main", model, "gsm8k") if config.system.speculative
         }
         for model in ("deepseek_v2_lite", "qwen1_5_moe")
     }
