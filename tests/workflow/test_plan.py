@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from harness import figures, plan, scales, tables
+from harness import catalogue, plan, scales
 from harness.jobs.live_check import sample
 from specter.errors import SpecterError
 from specter.results import run_id
@@ -83,11 +85,15 @@ def test_a_model_runs_at_the_papers_k_where_an_experiment_names_none() -> None:
     assert depths == {"deepseek_v2_lite": {16}, "qwen1_5_moe": {8}}
 
 
-def test_every_figure_and_table_names_what_draws_it() -> None:
-    names = scales.figures("laptop")
+def test_a_scale_lists_the_figures_and_tables_that_it_can_fill() -> None:
+    names = catalogue.figures("laptop")
     assert {"tpot", "tpot-qwen1_5_moe", "models", "rivals"} <= set(names) and "rivals-qwen1_5_moe" not in names
-    assert scales.drawn("laptop", "tpot") == "tpot deepseek_v2_lite"
-    assert scales.drawn("laptop", "tpot-phi3_5_moe") == "tpot phi3_5_moe"
-    assert scales.drawn("laptop", "models") == "models"
-    assert set(scales.FIGURES) == set(figures.DRAW) and set(scales.TABLES) == set(tables.BUILD)
-    assert set(scales.FIGURES) >= scales.OF_ONE_MODEL
+    assert catalogue.figure_model("laptop", "tpot") == "deepseek_v2_lite"
+    assert catalogue.figure_model("laptop", "tpot-phi3_5_moe") == "phi3_5_moe"
+    assert catalogue.figure_model("laptop", "models") == ""
+    known = {*(path.stem for path in Path("conf/experiment").glob("*.yaml")), *scales.PROBES}
+    for registry in (catalogue.FIGURES, catalogue.TABLES):
+        for name in registry.names():
+            assert name.startswith("device.") or set(registry[name].sources) <= known, name
+    assert "depth_profile_published" not in catalogue.tables("laptop")
+    assert "depth_profile_published" in catalogue.tables("paper")
