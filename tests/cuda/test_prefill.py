@@ -39,7 +39,7 @@ def test_same_bits_as_any_other_pass_and_one_copy_per_layer(tmp_path: Path) -> N
     stream = LayerStream(pinned(live), arena, timeline)
     for _ in range(2):  # the second time over used halves
         outputs = prefill(TINY, live.decoder.target_pass(TOKENS, 0, 1), stream, timeline)
-        assert torch.equal(torch.stack(outputs), torch.stack(expected.outputs))
+        assert torch.equal(torch.stack([*outputs]), torch.stack(expected.outputs))
         live.decoder.reset()
     assert timeline.totals().num_copies == 2 * TINY.num_moe_layers
     assert timeline.totals().copied_bytes == 2 * TINY.experts_params * 4

@@ -79,7 +79,8 @@ def test_a_report_tells_quantized_experts_apart(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
     model = SimpleNamespace(spec=SimpleNamespace(name="narrow"), digest=lambda: "1")
     full = SimpleNamespace(spec=model.spec, checkpoint=model, codes=SimpleNamespace(method="gptq"))
-    budget, digests = SimpleNamespace(device=torch.device("cpu")), []
+    budget = SimpleNamespace(device=torch.device("cpu"))
+    digests: list[Any] = []
     for codes in ("1", "2", "1"):
         (tmp_path / "model.safetensors").write_text(codes)
         (tmp_path / "quantization.json").write_text(str(len(digests)))  # its report, which has times

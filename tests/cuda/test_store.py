@@ -115,7 +115,7 @@ class Growing:
 
 
 def test_memory_that_comes_slowly_is_waited_for() -> None:
-    store = PinnedStore(CODEC, TINY.num_moe_layers, TINY.num_experts, "require", FakeLocker(), Growing(2**27))  # type: ignore[arg-type]
+    store = PinnedStore(CODEC, TINY.num_moe_layers, TINY.num_experts, "require", FakeLocker(), Growing(2**27))
     load_store(Source(), CODEC, Console(file=io.StringIO()), store=store)
     assert store.wait_s > 0.0
     assert torch.equal(store.layer(1)[0], Source().experts(1)[0].bfloat16())

@@ -441,7 +441,7 @@ def test_device_noise_is_the_hosts_up_to_its_largest() -> None:
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=1e-6)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _noise(out, seed, position, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, select._gumbel(seed, position, at))

@@ -26,7 +26,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.fixture(params=list(FAMILIES.values()), ids=list(FAMILIES))
 def family(request: pytest.FixtureRequest) -> ModelSpec:
     spec: ModelSpec = request.param
     return spec

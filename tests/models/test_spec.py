@@ -22,7 +22,7 @@ GROUPED = dataclasses.replace(DEEPSEEK_V2_LITE, name="grouped", num_groups=8, to
 
 
 @pytest.mark.parametrize("spec", [*FULL_SIZE.values(), *NARROW.values(), GROUPED], ids=lambda spec: spec.name)
-def test_reads_back_what_it_writes(spec: ModelSpec):
+def test_reads_back_what_it_writes(spec: ModelSpec) -> None:
     config = json.loads(json.dumps(config_of(spec)))
     assert spec_of(config, spec.name) == spec
 
@@ -47,7 +47,7 @@ def test_reads_back_what_it_writes(spec: ModelSpec):
     ],
     ids=str,
 )
-def test_what_a_family_does_not_have_is_named(spec: ModelSpec, changes: dict[str, object], what: str):
+def test_what_a_family_does_not_have_is_named(spec: ModelSpec, changes: dict[str, object], what: str) -> None:
     with pytest.raises(SpecterError, match=what):
         spec_of({**config_of(spec), **changes}, "a-model")
 
@@ -72,12 +72,12 @@ def test_what_a_family_does_not_have_is_named(spec: ModelSpec, changes: dict[str
     ],
     ids=str,
 )
-def test_a_wrong_value_is_named(changes: dict[str, object], what: str):
+def test_a_wrong_value_is_named(changes: dict[str, object], what: str) -> None:
     with pytest.raises(SpecterError, match=what):
         spec_of({**config_of(DEEPSEEK_V2_LITE), **changes}, "a-model")
 
 
-def test_a_missing_key_is_named():
+def test_a_missing_key_is_named() -> None:
     config = config_of(DEEPSEEK_V2_LITE)
     del config["kv_lora_rank"]
     with pytest.raises(SpecterError, match="lacks 'kv_lora_rank'"):
@@ -85,12 +85,12 @@ def test_a_missing_key_is_named():
 
 
 @pytest.mark.parametrize("text", ["", '{"model_type": "deep', "[]", "\x00"])
-def test_a_damaged_file_is_named(tmp_path: Path, text: str):
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(SpecterError, match="config.json"):
         read_spec(tmp_path)
 
 
-def test_a_good_file_is_read(tmp_path: Path):
+def test_a_good_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(DEEPSEEK_V2_LITE)))
     assert read_spec(tmp_path).num_moe_layers == 26

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,9 @@ def expected(num_tokens: int) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-def generate(draft, num_slots: int = 12, draft_len: int = 4, num_tokens: int = 40, **policy: str) -> Generation:
+def generate(
+    draft: Callable[[Sequence[int]], int], num_slots: int = 12, draft_len: int = 4, num_tokens: int = 40, **policy: Any
+) -> Generation:
     engine = make_engine(FakeModel(draft), num_slots, draft_len, **policy)
     return engine.generate(PROMPT, num_tokens)
 
@@ -35,20 +37,20 @@ def sometimes(prefix: Sequence[int]) -> int:
     return plain(prefix) if len(prefix) % 3 else never(prefix)
 
 
-def test_draft_that_never_matches_commits_one_token_a_round():
+def test_draft_that_never_matches_commits_one_token_a_round() -> None:
     generation = generate(never)
     assert generation.tokens == expected(40)
     assert [record.new_len for record in generation.rounds] == [1] * 39
     assert all(record.accepted_len == 0 for record in generation.rounds)
 
 
-def test_draft_that_always_matches_commits_k_plus_one():
+def test_draft_that_always_matches_commits_k_plus_one() -> None:
     generation = generate(plain, num_tokens=41)
     assert generation.tokens == expected(41)
     assert [record.new_len for record in generation.rounds] == [5] * 8
 
 
-def test_draft_that_sometimes_matches_commits_the_matching_prefix_and_a_bonus():
+def test_draft_that_sometimes_matches_commits_the_matching_prefix_and_a_bonus() -> None:
     generation = generate(sometimes)
     assert generation.tokens == expected(40)
     assert {record.new_len for record in generation.rounds[:-1]} > {1} or len(generation.rounds) > 10
@@ -57,19 +59,21 @@ def test_draft_that_sometimes_matches_commits_the_matching_prefix_and_a_bonus():
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 8))
-def test_generates_exactly_as_many_tokens_as_asked(num_tokens: int):
+def test_generates_exactly_as_many_tokens_as_asked(num_tokens: int) -> None:
     assert generate(plain, num_tokens=num_tokens).tokens == expected(num_tokens)
 
 
 @pytest.mark.parametrize("num_slots", [2, 3, 5, 7, 12, 24])
 @pytest.mark.parametrize("draft_len", [0, 1, 2, 7, 16])
 @pytest.mark.parametrize(("eviction", "planner"), [("lru", "three_phase"), ("lru", "none"), ("drop", "none")])
-def test_tokens_depend_on_no_budget_depth_or_policy(num_slots: int, draft_len: int, eviction: str, planner: str):
+def test_tokens_depend_on_no_budget_depth_or_policy(
+    num_slots: int, draft_len: int, eviction: str, planner: str
+) -> None:
     generation = generate(sometimes, num_slots, draft_len, 30, eviction=eviction, planner=planner)
     assert generation.tokens == expected(30)
 
 
-def test_counts_add_up_and_bytes_are_what_crossed_the_link():
+def test_counts_add_up_and_bytes_are_what_crossed_the_link() -> None:
     engine = make_engine(FakeModel(sometimes), num_slots=12, draft_len=4)
     generation = engine.generate(PROMPT, 40)
     records = generation.rounds
@@ -84,14 +88,14 @@ def test_counts_add_up_and_bytes_are_what_crossed_the_link():
     assert moved == engine.timeline.totals().copied_bytes
 
 
-def test_rounds_follow_each_other_on_the_clock():
+def test_rounds_follow_each_other_on_the_clock() -> None:
     generation = generate(sometimes)
     assert generation.prefill_end_ms == generation.rounds[0].start_ms
     for record, following in zip(generation.rounds, generation.rounds[1:], strict=False):
         assert record.start_ms < record.draft_end_ms < record.end_ms == following.start_ms
 
 
-def test_prefetching_turns_misses_into_hits_where_the_draft_is_right():
+def test_prefetching_turns_misses_into_hits_where_the_draft_is_right() -> None:
     """Not a claim about time: with random routing every resident is useful, and each prefetch displaces one."""
     with_planner = generate(plain, num_slots=18, draft_len=4, num_tokens=100)
     without = generate(plain, num_slots=18, draft_len=4, num_tokens=100, planner="none")
@@ -101,13 +105,13 @@ def test_prefetching_turns_misses_into_hits_where_the_draft_is_right():
     assert sum(r.num_prefetched for r in without.rounds) == 0
 
 
-def test_commits_are_reported_as_they_happen():
+def test_commits_are_reported_as_they_happen() -> None:
     seen: list[int] = []
     make_engine(FakeModel(sometimes), 12, 4).generate(PROMPT, 20, seen.extend)
     assert seen == expected(20)
 
 
-def test_empty_and_too_long_prompts_are_refused():
+def test_empty_and_too_long_prompts_are_refused() -> None:
     engine = make_engine(FakeModel(), 12, 4)
     with pytest.raises(SpecterError, match="no tokens"):
         engine.generate([], 10)
@@ -135,7 +139,7 @@ class Lanes(VirtualTimeline):
 
 
 @pytest.mark.parametrize("planner", ["none", "three_phase", "deadline"])
-def test_nothing_is_under_way_when_a_generation_returns(planner: str):
+def test_nothing_is_under_way_when_a_generation_returns(planner: str) -> None:
     """On a device its slots may then be filled anew, or their memory given to somebody else."""
     timeline = Lanes(MACHINE)
     make_engine(FakeModel(sometimes), 12, 4, planner=planner, timeline=timeline).generate(PROMPT, 30)

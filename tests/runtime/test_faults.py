@@ -52,7 +52,7 @@ def fail(faulty: Engine, number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_late_copies_change_times_and_no_token(seed: int):
+def test_late_copies_change_times_and_no_token(seed: int) -> None:
     rng = random.Random(seed)
     punctual, late = engine(), engine()
     delay(late, lambda: rng.random() < 0.3)
@@ -62,7 +62,7 @@ def test_late_copies_change_times_and_no_token(seed: int):
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 20, 41])
-def test_a_failing_copy_is_told_and_what_was_finished_is_kept(number: int):
+def test_a_failing_copy_is_told_and_what_was_finished_is_kept(number: int) -> None:
     faulty = engine()
     fail(faulty, number)
     committed: list[int] = []
@@ -76,7 +76,7 @@ def test_a_failing_copy_is_told_and_what_was_finished_is_kept(number: int):
 
 
 @pytest.mark.parametrize("number", [1, 7, 41])
-def test_the_next_generation_is_right_after_a_failure(number: int):
+def test_the_next_generation_is_right_after_a_failure(number: int) -> None:
     faulty = engine()
     fail(faulty, number)
     with pytest.raises(SpecterError):
@@ -84,7 +84,7 @@ def test_the_next_generation_is_right_after_a_failure(number: int):
     assert faulty.generate(PROMPT, 40).tokens == expected(40)
 
 
-def test_refused_memory_names_the_budget(monkeypatch: pytest.MonkeyPatch):
+def test_refused_memory_names_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise RuntimeError("not enough memory: you tried to allocate 7000000000 bytes")
 

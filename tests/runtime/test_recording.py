@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.runtime.fakes import TINY, FakeModel, make_engine
 from tests.runtime.test_engine import PROMPT, sometimes
 
 
-def record(draft_len: int, num_slots: int = 12, **policy: str) -> tuple[Generation, Recording]:
+def record(draft_len: int, num_slots: int = 12, **policy: Any) -> tuple[Generation, Recording]:
     fake = FakeModel(sometimes)
     engine = make_engine(fake, num_slots, draft_len, **policy)
     engine.model = recorder = RecordingModel(fake)
@@ -21,14 +22,14 @@ def record(draft_len: int, num_slots: int = 12, **policy: str) -> tuple[Generati
     return generation, recorder.finish(generation, {"made": "in a test"})
 
 
-def replay(recording: Recording, draft_len: int, num_slots: int = 12, **policy: str) -> Generation:
+def replay(recording: Recording, draft_len: int, num_slots: int = 12, **policy: Any) -> Generation:
     engine = make_engine(FakeModel(), num_slots, draft_len, **policy)
     engine.model = ReplayModel([recording], TINY.num_dense_layers, TINY.num_experts)
     return engine.generate(recording.prompt, 30)
 
 
 @pytest.mark.parametrize("draft_len", [0, 1, 4, 16])
-def test_replay_from_a_file_equals_the_live_run(tmp_path: Path, draft_len: int):
+def test_replay_from_a_file_equals_the_live_run(tmp_path: Path, draft_len: int) -> None:
     generation, recording = record(draft_len)
     recording.save(tmp_path / "run.safetensors")
     loaded = Recording.load(tmp_path / "run.safetensors")
@@ -38,13 +39,13 @@ def test_replay_from_a_file_equals_the_live_run(tmp_path: Path, draft_len: int):
 
 
 @pytest.mark.parametrize(("num_slots", "eviction"), [(2, "lru"), (6, "drop"), (24, "lru")])
-def test_one_recording_serves_every_budget_and_policy(num_slots: int, eviction: str):
+def test_one_recording_serves_every_budget_and_policy(num_slots: int, eviction: str) -> None:
     _, recording = record(4)
     live, _ = record(4, num_slots, eviction=eviction, planner="none")
     assert replay(recording, 4, num_slots, eviction=eviction, planner="none") == live
 
 
-def test_what_was_not_recorded_is_refused():
+def test_what_was_not_recorded_is_refused() -> None:
     _, recording = record(4)
     with pytest.raises(SpecterError, match="not recorded: draft step 4"):
         replay(recording, 5)
@@ -52,7 +53,7 @@ def test_what_was_not_recorded_is_refused():
         replay(recording, 0)
 
 
-def test_a_truncated_file_is_named(tmp_path: Path):
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     _, recording = record(4)
     path = tmp_path / "run.safetensors"
     recording.save(path)

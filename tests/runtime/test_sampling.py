@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from specter.speculation.noise import gumbel, philox, uniforms
 from specter.speculation.sampling import GreedySampler, RejectionSampler, SeededSampler, build_sampler
 
 
-def test_philox_matches_the_published_known_answers():
+def test_philox_matches_the_published_known_answers() -> None:
     """Random123's kat_vectors for philox4x32-10."""
     zeros = np.zeros((4, 1), np.uint64)
     assert [f"{x:08x}" for x in philox(zeros, (0, 0))[:, 0]] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
@@ -23,7 +25,7 @@ def test_philox_matches_the_published_known_answers():
     assert [f"{x:08x}" for x in philox(ones, key)[:, 0]] == ["408f276d", "41c83b0e", "a20bc7c6", "6d5451fd"]
 
 
-def test_noise_depends_on_seed_position_and_stream_alone():
+def test_noise_depends_on_seed_position_and_stream_alone() -> None:
     base = uniforms(7, 3, 0, 50)
     assert (base == uniforms(7, 3, 0, 50)).all() and (base[:9] == uniforms(7, 3, 0, 9)).all()
     for other in (uniforms(8, 3, 0, 50), uniforms(7, 4, 0, 50), uniforms(7, 3, 1, 50)):
@@ -32,7 +34,7 @@ def test_noise_depends_on_seed_position_and_stream_alone():
     assert many.min() > 0 and many.max() < 1 and abs(many.mean() - 0.5) < 0.005
 
 
-def test_seeded_selection_draws_from_the_softmax():
+def test_seeded_selection_draws_from_the_softmax() -> None:
     sampler = SeededSampler(SamplingConfig("seeded", temperature=0.5, seed=3))
     logits = torch.tensor([0.0, 0.5, 1.0, -0.5])
     draws = np.bincount([sampler.select(logits, position) for position in range(5000)], minlength=4) / 5000
@@ -40,14 +42,14 @@ def test_seeded_selection_draws_from_the_softmax():
 
 
 @given(st.lists(st.integers(0, 4), max_size=6), st.lists(st.integers(0, 4), min_size=7, max_size=7))
-def test_selection_accepts_the_longest_matching_prefix_and_one_bonus(drafts: list[int], targets: list[int]):
+def test_selection_accepts_the_longest_matching_prefix_and_one_bonus(drafts: list[int], targets: list[int]) -> None:
     verdict = TokenSampler().verify([Proposal(token) for token in drafts], targets, position=10)
     matching = next((i for i, token in enumerate(drafts) if token != targets[i]), len(drafts))
     assert verdict.accepted_len == matching
     assert verdict.tokens == targets[: matching + 1]
 
 
-def test_greedy_takes_the_argmax():
+def test_greedy_takes_the_argmax() -> None:
     assert GreedySampler().select(torch.tensor([0.1, 0.9, 0.3]), 0) == 1
 
 
@@ -56,7 +58,7 @@ def test_greedy_takes_the_argmax():
     [({"top_k": 1}, {2}), ({"top_k": 2}, {1, 2}), ({"top_p": 0.5}, {2}), ({"top_p": 0.85}, {1, 2}), ({}, {0, 1, 2, 3})],
 )
 @pytest.mark.parametrize("kind", ["seeded", "rejection"])
-def test_top_k_and_top_p_leave_only_the_likeliest(kind: str, options: dict[str, float], allowed: set[int]):
+def test_top_k_and_top_p_leave_only_the_likeliest(kind: str, options: dict[str, Any], allowed: set[int]) -> None:
     logits = torch.log(torch.tensor([0.06, 0.3, 0.6, 0.04]))
     sampler = build_sampler(SamplingConfig(kind, **options))
     seen = {sampler.propose(logits, position).token for position in range(400)}
@@ -64,7 +66,7 @@ def test_top_k_and_top_p_leave_only_the_likeliest(kind: str, options: dict[str, 
 
 
 @pytest.mark.parametrize(("seed", "draft_len"), [(0, 1), (2**40, 3)])
-def test_rejection_sampling_has_the_targets_distribution(seed: int, draft_len: int):
+def test_rejection_sampling_has_the_targets_distribution(seed: int, draft_len: int) -> None:
     """Tokens of a two-token text over a vocabulary of 4, with a target that depends on the token before."""
     generator = torch.Generator().manual_seed(seed % 2**31)
     target, draft = torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator)
@@ -87,7 +89,7 @@ def test_rejection_sampling_has_the_targets_distribution(seed: int, draft_len: i
     assert chi2 < 45  # 15 degrees of freedom: p < 1e-4
 
 
-def test_rejection_accepts_everything_from_an_equal_draft():
+def test_rejection_accepts_everything_from_an_equal_draft() -> None:
     sampler = RejectionSampler(SamplingConfig("rejection"))
     logits = torch.randn(20, generator=torch.Generator().manual_seed(0))
     for position in range(200):
@@ -95,5 +97,5 @@ def test_rejection_accepts_everything_from_an_equal_draft():
         assert sampler.verify([proposal], [logits, logits], position).accepted_len == 1
 
 
-def test_gumbel_has_its_mean():
+def test_gumbel_has_its_mean() -> None:
     assert abs(gumbel(5, 9, 100_000).mean() - np.euler_gamma) < 0.02

@@ -28,8 +28,8 @@ class Command:
 @dataclass
 class Op:
     command: Command
-    start: int | None = None
-    end: int | None = None
+    start: int = -1  # not yet
+    end: int = -1
     done: bool = False
     stall: int = 0
 
@@ -94,7 +94,7 @@ def simulate(program: list[Command], machine: dict[str, int]) -> Outcome:
     def step_lane(lane: Lane) -> bool:
         if lane.running is not None:
             op = ops[lane.running]
-            if op.end is None or op.end > now:
+            if op.end < 0 or op.end > now:
                 return False
             op.done, lane.running = True, None
             return True

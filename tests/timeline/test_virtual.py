@@ -177,9 +177,9 @@ def test_agrees_with_event_simulator(first_seed: int) -> None:
                 timeline.wait(after[0])
             where = f"seed {seed}, command {index}"
             assert timeline.now_ns() == expected.host_after[index], where
-            for op, event in events.items():
-                assert event.end_ns == expected.ops[op].end, where
-                assert timeline.is_done(event) == (expected.ops[op].end <= timeline.now_ns()), where
+            for number, event in events.items():
+                assert event.end_ns == expected.ops[number].end, where
+                assert timeline.is_done(event) == (expected.ops[number].end <= timeline.now_ns()), where
         spans = {int(op.label): op for op in timeline.ops if op.lane != "host"}
         assert spans.keys() == expected.ops.keys()
         for index, op in expected.ops.items():
