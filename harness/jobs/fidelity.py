@@ -7,7 +7,7 @@ match by `position` and by the target's router `margin`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -161,17 +161,19 @@ def draft(method: str, quantized: Path, checkpoint: Checkpoint) -> DraftExperts:
     experts = read_directory(directory, checkpoint.spec)
 
     def read(layer: int, target: LayerExperts) -> LayerExperts:
-        parts = (part.layer(layer).to(target.gate.device) for part in (experts.gate, experts.up, experts.down))
-        gate, up, down = (part.dequantize() for part in parts)
+        device = target.gate.device
+        gate, up, down = (
+            part.layer(layer).to(device).dequantize() for part in (experts.gate, experts.up, experts.down)
+        )
         if experts.input_scales is not None:
-            scales = experts.input_scales[layer].to(gate.device)
+            scales = experts.input_scales[layer].to(device)
             gate, up = gate * scales, up * scales
         return LayerExperts(gate, up, down)
 
     return read
 
 
-def _each(target: LayerExperts, code: Any) -> LayerExperts:
+def _each(target: LayerExperts, code: Callable[[Tensor], Tensor]) -> LayerExperts:
     return LayerExperts(code(target.gate), code(target.up), code(target.down))
 
 
@@ -186,12 +188,14 @@ def rows(result: Study, found: Sequence[Request], texts: Texts) -> pd.DataFrame:
         match = set_match(followed.routing, result.target.routing).numpy()  # [N, P, layers]
         order = order_match(followed.routing, result.target.routing).numpy()
         agrees = (followed.choices == result.target.choices).numpy()
-        measures = {"set_match": match, "order_match": order, "same_set": (match == 1).astype(np.float32)}
-        parts = [
-            *(_per_layer(name, values, real) for name, values in measures.items()),
-            _per_request("agreement", agrees, real),
-        ]
-        of_requests = pd.concat(parts)
+        of_requests = pd.concat(
+            [
+                _per_request("set_match", match, real),
+                _per_request("order_match", order, real),
+                _per_request("same_set", (match == 1).astype(np.float32), real),
+                _per_request("agreement", agrees[..., None], real).assign(layer=-1),
+            ]
+        )
         for key in ("mode", "dataset"):
             of_requests[key] = [getattr(found[index], key) for index in of_requests["request"]]
         over_all = pd.concat([_by_position(match, real), _by_margin(match, result.margins, real)])
@@ -201,26 +205,13 @@ def rows(result: Study, found: Sequence[Request], texts: Texts) -> pd.DataFrame:
     return frame.assign(**numbers, mode=frame["mode"].fillna("all"), dataset=frame["dataset"].fillna("all"))
 
 
-def _per_layer(quantity: str, values: NDArray[Any], real: NDArray[np.bool_]) -> pd.DataFrame:
-    """Mean over each request's positions: a row per request and layer."""
+def _per_request(quantity: str, values: NDArray[Any], real: NDArray[np.bool_]) -> pd.DataFrame:
+    """Mean of `values` [N, P, layers] over each request's positions: a row per request and layer."""
     counts = real.sum(1)
     means = (values * real[..., None]).sum(1) / counts[:, None]  # [N, layers]
-    request, layer = np.indices(means.shape)
-    return pd.DataFrame(
-        {
-            "quantity": quantity,
-            "request": request.ravel(),
-            "layer": layer.ravel(),
-            "value": means.ravel(),
-            "num": counts[request.ravel()],
-        }
-    )
-
-
-def _per_request(quantity: str, values: NDArray[np.bool_], real: NDArray[np.bool_]) -> pd.DataFrame:
-    counts = real.sum(1)
-    means = (values & real).sum(1) / counts
-    return pd.DataFrame({"quantity": quantity, "request": np.arange(len(real)), "value": means, "num": counts})
+    request, layer = (index.ravel() for index in np.indices(means.shape))
+    columns = {"request": request, "layer": layer, "value": means.ravel(), "num": counts[request]}
+    return pd.DataFrame({"quantity": quantity, **columns})
 
 
 def _by_position(match: NDArray[Any], real: NDArray[np.bool_]) -> pd.DataFrame:
@@ -231,11 +222,10 @@ def _by_position(match: NDArray[Any], real: NDArray[np.bool_]) -> pd.DataFrame:
 
 
 def _by_margin(match: NDArray[Any], margins: Tensor, real: NDArray[np.bool_]) -> pd.DataFrame:
-    """Equally filled bins of the target's margin between the last chosen expert and the first that was not."""
+    """Equally filled bins of the target's margin between the last chosen expert and the first one not chosen."""
     frame = pd.DataFrame({"margin": margins.numpy()[real].ravel(), "value": match[real].ravel()})
     bins = frame["margin"].rank(method="first", pct=True).mul(NUM_MARGIN_BINS).apply(np.ceil)
-    grouped = frame.groupby(bins)
-    means = grouped.agg(margin=("margin", "median"), value=("value", "mean"), num=("value", "size"))
+    means = frame.groupby(bins).agg(margin=("margin", "median"), value=("value", "mean"), num=("value", "size"))
     return means.reset_index(drop=True).assign(quantity="margin")
 
 
