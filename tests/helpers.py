@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import yaml
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.config import SystemConfig
@@ -21,8 +22,11 @@ from specter.models.cpu.decoder import Decoder
 from specter.models.names import expected_shapes
 from specter.models.spec import ExpertId, ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
+from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
 from specter.quantize.int4 import Int4Experts, Int4Matrices
+from specter.quantize.layer import Int4Layer
 
+SINGLE_FILE = "model.safetensors"
 CONF = Path(__file__).parents[1] / "conf"
 
 
@@ -148,6 +152,42 @@ def round_to_nearest(weights: Tensor) -> Int4Matrices:
     scales = (weights.abs().amax(-1, keepdim=True) / 7).half()
     codes = (weights / scales.float()).round().clamp(-8, 7) + 8
     return Int4Matrices(codes.to(torch.uint8), scales, torch.full_like(scales, 8, dtype=torch.uint8), weights.shape[-1])
+
+
+def write_directory(
+    directory: Path, experts: Int4Experts, spec: ModelSpec, group_size: int, has_index: bool = False
+) -> None:
+    """An AutoGPTQ directory as the quantizer makes it: one file, or one per layer and an index."""
+    sym = all(bool((matrices.zeros == 8).all()) for matrices in (experts.gate, experts.up, experts.down))
+    none, scales = torch.zeros(0), experts.input_scales
+    layers = [
+        layer_tensors(
+            spec,
+            index,
+            Int4Layer(
+                experts.gate.layer(index), experts.up.layer(index), experts.down.layer(index), none, none,
+                None if scales is None else scales[index],
+            ),
+        )
+        for index in range(spec.num_moe_layers)
+    ]  # fmt: skip
+    write_config(directory, spec, Note(group_size, sym, experts.method, experts.num_fallback), scales is not None)
+    if not has_index:
+        save_file({name: tensor for layer in layers for name, tensor in layer.items()}, directory / SINGLE_FILE)
+        return
+    for number, layer in enumerate(layers):
+        save_file(layer, directory / shard_name(number, len(layers)))
+    weight_map = {name: shard_name(number, len(layers)) for number, layer in enumerate(layers) for name in layer}
+    write_index(directory, weight_map, sum(tensor.nbytes for layer in layers for tensor in layer.values()))
+
+
+def exit_status(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+    """The exit status of a command."""
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def quantize(spec: ModelSpec, store: ExpertStore) -> Int4Experts:

@@ -1,12 +1,6 @@
-"""Our GPTQ directories in gptqmodel, and gptqmodel's in ours. Needs an environment of its own: see tools/README.md.
+"""`python -m tools.crosscheck_gptqmodel`: our GPTQ directories in gptqmodel, and its own in our reader.
 
-    python tools/crosscheck_gptqmodel.py [deepseek_v2 qwen2_moe phimoe]
-
-1. A small random model of every family is quantised by `python -m specter.quantize`; its experts are put into a whole
-   checkpoint, gptqmodel loads it, and every expert's dequantised weights must equal ours bit for bit.
-2. gptqmodel quantises the same model, attention and all; our strict reader must find the very weights that gptqmodel
-   itself dequantises.
-Exits with 1 if anything differs.
+Needs an environment of its own: see tools/README.md.
 """
 
 from __future__ import annotations
@@ -16,6 +10,7 @@ import json
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +19,13 @@ import torch
 from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 
+from specter.arguments import run_command
+from specter.errors import SpecterError
 from specter.models.checkpoint import write_checkpoint
 from specter.models.names import on_hub
 from specter.models.spec import ModelSpec, RopeSpec
+from specter.quantize import cli
 from specter.quantize.calibration import TOKENIZER
-from specter.quantize.cli import main as quantize
 from specter.quantize.gptq_format import PROJECTIONS, read_directory, tensor_name
 from specter.quantize.int4 import Int4Experts
 from tools.standin.checkpoint import to_hub
@@ -69,8 +66,21 @@ SPECS = {
 }
 
 
+@dataclass(frozen=True)
+class Options:
+    """Quantizes a small random model per family with both programs; exit 1 if anything differs.
+
+    1. The experts of `python -m specter.quantize` are put into a whole checkpoint, which gptqmodel loads: every
+       expert's dequantized weights must equal ours bit for bit.
+    2. gptqmodel quantizes the same model, attention included; our strict reader must find the weights that gptqmodel
+       itself dequantizes.
+    """
+
+    families: tuple[str, ...] = tuple(SPECS)
+
+
 def whole_checkpoint(checkpoint: Path, experts: Path, out: Path) -> None:
-    """The experts of a GPTQ directory with all other weights of the checkpoint that they were made from."""
+    """The experts of a GPTQ directory with all other weights of their checkpoint."""
     out.mkdir()
     tensors = {
         name: tensor.half()
@@ -115,9 +125,8 @@ def check(spec: ModelSpec, root: Path) -> bool:
     tokens = np.random.default_rng(0).integers(0, spec.vocab, (32, 64)).astype(np.uint16)
     save_numpy({"tokens": tokens}, root / "calibration.safetensors")
 
-    arguments = [f"checkpoint={checkpoint}", f"out={root / 'ours'}", f"group={GROUP}", "min_tokens=32"]
-    if quantize([*arguments, f"calibration={root / 'calibration.safetensors'}"]):
-        return False
+    calibration = root / "calibration.safetensors"
+    cli.run(cli.Options(checkpoint, root / "ours", group=GROUP, min_tokens=32, calibration=calibration))
     whole_checkpoint(checkpoint, root / "ours", root / "whole")
     loaded = GPTQModel.load(str(root / "whole"), backend=BACKEND.TORCH, device="cpu", dtype=torch.float16)
     forth = difference(loaded, read_directory(root / "ours", spec), spec)
@@ -137,14 +146,17 @@ def check(spec: ModelSpec, root: Path) -> bool:
     return forth == 0 and back == 0
 
 
-def main() -> int:
+def run(options: Options) -> None:
     results = {}
-    for family in sys.argv[1:] or list(SPECS):
+    for family in options.families:
+        if family not in SPECS:
+            raise SpecterError(f"families={family} is unknown", f"use one of: {', '.join(SPECS)}")
         with tempfile.TemporaryDirectory() as scratch:
             results[family] = check(SPECS[family], Path(scratch))
     print(" ".join(f"{family}: {'equal' if good else 'DIFFERENT'}." for family, good in results.items()))
-    return 0 if all(results.values()) else 1
+    if not all(results.values()):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(run, Options)

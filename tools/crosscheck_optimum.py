@@ -1,22 +1,17 @@
-"""What optimum's GPTQ quantizer does to these models. Needs an environment of its own: see tools/README.md.
-
-    python tools/crosscheck_optimum.py
-
-It quantises a small random DeepSeek-V2 model and looks at the outcome: routed experts, which transformers holds as one
-fused tensor per layer, are left alone without a word, so that optimum cannot make a draft; the layers that it does
-quantise must read by our layout to the weights that they dequantise to. Exits with 1 if either has changed.
-"""
+"""`python -m tools.crosscheck_optimum`: what optimum's GPTQ quantizer does to these models (see tools/README.md)."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from optimum.gptq import GPTQQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specter.arguments import run_command
 from specter.models.checkpoint import write_checkpoint
 from specter.quantize.gptq_format import unpack
 from tools.crosscheck_gptqmodel import DEEPSEEK, GROUP, add_tokenizer
@@ -26,7 +21,16 @@ from tools.standin.network import init_weights
 TEXT = "The ferry left the harbour before dawn, and nobody on the quay had counted the passengers. " * 8
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Options:
+    """Quantizes a small random DeepSeek-V2 model with optimum; exit 1 if the outcome has changed.
+
+    Routed experts, one fused tensor per layer in transformers, must be left alone: optimum cannot make a draft. Layers
+    that optimum quantizes must read, by our layout, to the weights to which they dequantize.
+    """
+
+
+def run(options: Options) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = Path(scratch)
         write_checkpoint(checkpoint, DEEPSEEK, to_hub(init_weights(DEEPSEEK, seed=0), DEEPSEEK))
@@ -43,7 +47,7 @@ def main() -> int:
     worst = 0.0
     for name in quantised:
         module = modules[name]
-        # Loaded modules hold zeros as gptq_v2 does.
+        # Loaded modules store zeros as gptq_v2 does.
         zero_offset = offset if int(module.qzeros.flatten()[0]) == 0x77777777 else 0
         parts = {part: getattr(module, part) for part in ("qweight", "scales", "qzeros", "g_idx")}
         ours = unpack(parts, GROUP, zero_offset).dequantize(torch.float16)
@@ -53,8 +57,9 @@ def main() -> int:
         f"optimum quantised {len(quantised)} linear layers, {len(experts)} of {num_experts} matrices of routed "
         f"experts; read by our layout, the largest difference is {worst}"
     )
-    return 0 if quantised and not experts and worst == 0 else 1
+    if not quantised or experts or worst:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(run, Options)

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.models.hub_config import config_of, read_spec
 from specter.models.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
 from specter.models.names import PARTS, Shape, canonical, expected_shapes, on_hub
@@ -150,8 +151,7 @@ def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor
         tensors: by Specter's names (see `specter.models.names`).
         int8: code the tensors in the stand-ins' format.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config_of(spec), indent=2) + "\n")
+    write_json(directory / "config.json", config_of(spec))
     metadata = {"format": FORMAT if int8 else "pt"}
     stored = encode(tensors) if int8 else {name: tensor.contiguous() for name, tensor in tensors.items()}
     stored = {on_hub(spec.family, name): tensor for name, tensor in stored.items()}

@@ -1,4 +1,4 @@
-"""What a target feeds its experts: a teacher-forced walk over calibration text, one layer at a time."""
+"""The inputs of a target's experts: a teacher-forced walk over calibration text, one layer at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specter.quantize.layer import LayerExperts, LayerInputs, expert_output
 
 @dataclass(frozen=True, slots=True)
 class WalkState:
-    """Where a walk stands; enough to go on from there."""
+    """The state from which a walk resumes."""
 
     layer: int  # the next layer, dense ones counted
     states: list[Tensor]  # batches fp32 [B, T, D] that enter it
@@ -35,7 +35,7 @@ def walk_moe_layers(
 ) -> Iterator[WalkedLayer]:
     """Yields each MoE layer's experts and their inputs over `tokens`, int64 [sequences, T], from `start` on.
 
-    The walk goes on with the target's own, unquantised experts.
+    Later layers see the outputs of the target's own, unquantized experts.
     """
     spec = source.spec
     state = start or WalkState(0, embed(source, tokens, device))
@@ -60,7 +60,7 @@ def load_experts(source: Source, layer: int, device: torch.device | str) -> Laye
 
 
 def join(mixed: list[Mixed]) -> tuple[LayerInputs, Tensor]:
-    """All batches' rows: what the experts read, and the router's gains [tokens, k]."""
+    """The rows of all batches: the experts' inputs, and the router's gains [tokens, k]."""
     hidden, routing, gains = (
         torch.cat([part.flatten(0, 1) for part in parts])
         for parts in zip(*((one.hidden, one.routing, one.gains) for one in mixed), strict=True)

@@ -1,12 +1,12 @@
 """AWQ for the routed experts of one layer (Lin et al., arXiv 2306.00978, section 3.2).
 
-Rounding W x errs least where x is small, so channels with large inputs get finer steps: W' = W diag(s) is rounded and
-x / s is fed to it, s_i = a_i^alpha for the mean magnitude a_i of channel i. alpha is searched on a grid for the least
-output error |(Q(W') / s - W) X|^2 = tr(D H D^T), H = X X^T. alpha = 0 is round-to-nearest: the outcome is never worse.
+Channels with large inputs get finer steps: W' = W diag(s) is rounded and reads x / s, with s_i = a_i^alpha for the
+mean magnitude a_i of channel i. A grid search picks alpha by the output error |(Q(W') / s - W) X|^2 = tr(D H D^T),
+H = X X^T. alpha = 0 is round-to-nearest, so the result is never worse.
 
-Where 1 / s goes (docs/decisions/0011): into the rows of `up` for `down`, whose input is gate times up, so that codes
-and scales stay plain; and for `gate` and `up` into one vector per layer, since their input is a norm's output that the
-router, the shared experts and the target read too. No clipping of scales, unlike the published code.
+1 / s (docs/decisions/0011) is folded into the rows of `up` for `down`, whose input is gate times up, so codes and
+scales stay plain. For `gate` and `up` it is one vector per layer: their input is a norm's output that the router, the
+shared experts and the target read too. Scales are not clipped, unlike in the published code.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def search(weights: Tensor, hessians: Tensor, magnitudes: Tensor, group_size: in
 def quantize_awq(
     gate_up: Tensor, down: Tensor, hessians: tuple[Tensor, Tensor], magnitudes: tuple[Tensor, Tensor], group_size: int
 ) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices, Tensor]:
-    """gate, up and down of one layer, and what their input is multiplied by, fp32 [D].
+    """gate, up and down of one layer, and the factors of their input, fp32 [D].
 
     Args:
         gate_up: [E, 2F, D], gate rows first; down: [E, D, F]; any floating type.
@@ -72,7 +72,7 @@ def quantize_awq(
     gate, up = (gate_up * outer).chunk(2, dim=1)
     return (
         quantize_rtn(gate, group_size),
-        quantize_rtn(up / inner[..., None], group_size),  # a factor of a row changes its scales, not its codes
+        quantize_rtn(up / inner[..., None], group_size),  # a factor of a row changes only its scales
         quantize_rtn(down * inner[:, None, :], group_size),
         1 / outer,
     )

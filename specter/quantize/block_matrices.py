@@ -1,7 +1,6 @@
-"""Matrices in GGML's block formats: what the fidelity study calls Q2_K, Q4_K and Q8_0.
+"""Matrices in GGML's block formats: Q2_K, Q4_K and Q8_0 of the fidelity study, which runs their dequantized values.
 
-No draft of ours runs on these blocks. Their dequantised values are what routing fidelity depends on, and the study runs
-those.
+No draft runs on these blocks.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from torch import Tensor
 from specter.errors import SpecterError
 from specter.quantize.ggml_blocks import IQ4_NL, Q2_K, Q4_K, Q5_0, Q8_0, SUPER_BLOCK, BlockFormat
 
-# A row that 256 does not divide takes another format, as llama.cpp does it: rows of 1408 in DeepSeek's and Qwen's
-# down projections.
+# As in llama.cpp, rows whose width is no multiple of 256 take the second format: the 1408 wide down projections of
+# DeepSeek and Qwen.
 FORMATS: dict[str, tuple[BlockFormat, BlockFormat]] = {
     "q2_k": (Q2_K, IQ4_NL),
     "q4_k": (Q4_K, Q5_0),
@@ -37,15 +36,12 @@ class BlockMatrices:
         values = self.format.decode(self.blocks.flatten(0, -2)).view(*self.blocks.shape[:-2], -1)
         return values[..., : self.width].to(dtype)
 
-    def to(self, device: torch.device | str) -> BlockMatrices:
-        return BlockMatrices(self.blocks.to(device), self.width, self.format)
-
 
 def format_of(name: str, width: int) -> BlockFormat:
-    """The format that rows of `width` weights get when `name` is asked for.
+    """The format of rows of `width` weights under the type `name`.
 
-    A narrow stand-in's row, of which 256 is a multiple, fills one block as often as it fits: the same row at full size
-    is that row repeated (docs/decisions/0006), so the codes are those of the full-size model.
+    A narrow stand-in's row whose width divides 256 is repeated to fill a block: the full-size row is the narrow row
+    repeated (docs/decisions/0006), so the codes are those of the full-size model.
 
     Raises:
         SpecterError: blocks of 32 do not divide the row.
@@ -60,7 +56,7 @@ def format_of(name: str, width: int) -> BlockFormat:
 
 
 def quantize_blocks(weights: Tensor, name: str) -> BlockMatrices:
-    """Quantises `weights` [..., out, in] of any floating type to the format `name` (see `format_of`).
+    """Quantizes `weights` [..., out, in] of any floating type to the type `name` (see `format_of`).
 
     Raises:
         SpecterError: a width that blocks do not divide, or a weight that is not finite.

@@ -1,7 +1,7 @@
-"""Calibration text: a small tracked file of tokens, cut from the training split of the corpus.
+"""Calibration text: tokens, or a text that the model's tokenizer encodes.
 
-`python -m specter.quantize.calibration` makes data/standins/calibration.safetensors from the corpus.
-Evaluation prompts and validation text are never in it.
+The shipped tokens, data/standins/calibration.safetensors, are cut from the stand-ins' training split by
+`python -m tools.standin.calibration`: no evaluation prompt and no validation text is in them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -23,62 +23,39 @@ from specter.models.spec import ModelSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION = ROOT / "data" / "standins" / "calibration.safetensors"
-TOKENIZER = CALIBRATION.with_name("tokenizer.json")  # the shipped tokens'
-NUM_SEQUENCES = 256
+TOKENIZER = CALIBRATION.with_name("tokenizer.json")  # of the shipped tokens
 SEQUENCE_LENGTH = 256
-REMEDY = "use data/standins/calibration.safetensors, or cut one by python -m specter.quantize.calibration"
+REMEDY = "use data/standins/calibration.safetensors, or cut one by python -m tools.standin.calibration"
 HELD_OUT_ONE_IN = 8  # sequences kept out of the Hessians, on which errors are measured
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    tokens: Tensor  # int64 [sequences, length]; the last `num_held_out` sequences are for measuring
+    tokens: Tensor  # int64 [sequences, length]; errors are measured on the last `num_held_out` sequences
     num_held_out: int
     sha256: str  # of the file
-
-
-def cut_windows(train: NDArray[np.uint16], num_sequences: int, length: int) -> NDArray[np.uint16]:
-    """`num_sequences` windows of `length` tokens, evenly spread over the training tokens [N].
-
-    Raises:
-        SpecterError: too little text for windows that do not overlap.
-    """
-    if len(train) < num_sequences * length:
-        raise SpecterError(
-            f"{len(train)} training tokens do not make {num_sequences} windows of {length}", "build the whole corpus"
-        )
-    starts = np.linspace(0, len(train) - length, num_sequences).astype(np.int64)
-    return train[starts[:, None] + np.arange(length)]
 
 
 def load_calibration(
     path: Path, spec: ModelSpec, num_sequences: int = 0, tokenizer: Path | None = None
 ) -> CalibrationText:
-    """Reads calibration tokens; `num_sequences` of them, spread over the file.
+    """Reads calibration tokens; `num_sequences` of them, spread over the file (0: all).
 
     Args:
         path: uint16 `tokens` [sequences, length] in a safetensors file, or a UTF-8 text (.txt), which the model's
-            tokenizer codes, in windows of `SEQUENCE_LENGTH`.
-        tokenizer: the model's; another one than the stand-ins' codes the shipped tokens' text anew.
+            tokenizer encodes, in windows of `SEQUENCE_LENGTH`.
+        tokenizer: the model's. If it is not the stand-ins', it encodes the text of the shipped tokens again.
 
     Raises:
-        SpecterError: the file is missing or damaged, too short, or speaks of tokens that the model lacks.
+        SpecterError: a file that is missing, damaged or too short, or tokens outside the model's vocabulary.
     """
     theirs = None if tokenizer is None else _read_tokenizer(tokenizer)
     if path.suffix == ".txt":
         tokens = _read_text(path, theirs)
     else:
         tokens = _read_tokens(path)
-        is_shipped = path.resolve() == CALIBRATION
-        if is_shipped and theirs is not None and tokenizer is not None:
-            is_same = tokenizer.read_bytes() == TOKENIZER.read_bytes()
-            tokens = tokens if is_same else recode(tokens, theirs)
-        elif is_shipped and spec.vocab > _read_tokenizer(TOKENIZER).get_vocab_size():
-            raise SpecterError(
-                f"{spec.name} has {spec.vocab} tokens, the calibration text is coded by the stand-ins' tokenizer",
-                "give tokenizer=FILE, the model's tokenizer.json; for an inflated stand-in "
-                "data/standins/tokenizer.json",
-            )
+        if path.resolve() == CALIBRATION:
+            tokens = _for_model(tokens, spec, tokenizer, theirs)
     if tokens.shape[1] > spec.max_positions:
         raise SpecterError(f"{path}: sequences of {tokens.shape[1]} exceed {spec.max_positions} positions", REMEDY)
     if int(tokens.max()) >= spec.vocab:
@@ -99,14 +76,28 @@ def load_calibration(
     )
 
 
-def recode(tokens: NDArray[np.int64], theirs: Tokenizer) -> NDArray[np.int64]:
-    """Tokens [N, length] of the shipped tokenizer as text, coded by another tokenizer: windows [n, length] of it."""
+def _for_model(
+    tokens: NDArray[np.int64], spec: ModelSpec, path: Path | None, theirs: Tokenizer | None
+) -> NDArray[np.int64]:
+    """The shipped tokens [N, length] in the model's vocabulary: windows [n, length]."""
+    if path is None or theirs is None:
+        if spec.vocab > _read_tokenizer(TOKENIZER).get_vocab_size():
+            raise SpecterError(
+                f"{spec.name} has {spec.vocab} tokens, the calibration text is coded by the stand-ins' tokenizer",
+                "give tokenizer=FILE, the model's tokenizer.json; for an inflated stand-in "
+                "data/standins/tokenizer.json",
+            )
+        return tokens
+    if path.read_bytes() == TOKENIZER.read_bytes():
+        return tokens
     texts = _read_tokenizer(TOKENIZER).decode_batch(tokens.tolist())
-    ids = [np.array(one.ids, np.int64) for one in theirs.encode_batch(texts, add_special_tokens=False)]
-    return _windows(np.concatenate(ids), tokens.shape[1])
+    return _encode(texts, theirs, tokens.shape[1])
 
 
-def _windows(ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def _encode(texts: list[str], tokenizer: Tokenizer, length: int) -> NDArray[np.int64]:
+    """The texts one after the other, as windows [n, length] of tokens."""
+    coded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    ids = np.array([token for one in coded for token in one.ids], np.int64)
     return ids[: len(ids) // length * length].reshape(-1, length)
 
 
@@ -127,8 +118,7 @@ def _read_text(path: Path, tokenizer: Tokenizer | None) -> NDArray[np.int64]:
         paragraphs = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecterError(f"no calibration text in {path} ({error})", REMEDY) from None
-    coded = tokenizer.encode_batch(paragraphs, add_special_tokens=False)
-    tokens = _windows(np.array([token for one in coded for token in one.ids], np.int64), SEQUENCE_LENGTH)
+    tokens = _encode(paragraphs, tokenizer, SEQUENCE_LENGTH)
     if len(tokens) < 2:
         raise SpecterError(f"{path} makes {len(tokens)} sequences of {SEQUENCE_LENGTH} tokens", "give more text")
     return tokens
@@ -139,15 +129,3 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
         raise SpecterError(f"{path} is not a tokenizer: {error}", "give tokenizer=FILE, a tokenizer.json") from None
-
-
-def main() -> None:
-    from tools.standin.corpus import TOKENS, load_tokens
-
-    tokens = cut_windows(load_tokens(TOKENS)["train"], NUM_SEQUENCES, SEQUENCE_LENGTH)
-    save_file({"tokens": tokens}, CALIBRATION, metadata={"source": "training split of data/corpus"})
-    print(f"{CALIBRATION}: {tokens.shape[0]} sequences of {tokens.shape[1]} tokens")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from specter.arguments import parse_arguments
+from specter.arguments import run_command
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.hub import find_checkpoint, is_hub_id
 from specter.models.checkpoint import Checkpoint
 from specter.models.layerwise import Source
@@ -35,29 +35,31 @@ from specter.sources import code_digest
 
 @dataclass(frozen=True)
 class Options:
+    """Quantizes a checkpoint's routed experts, layer by layer; a killed run resumes after its last finished layer."""
+
     checkpoint: Path  # hub directory of the target, or its hub id ORG/NAME
     out: Path  # directory to make
     method: str = "gptq"
-    group: int = 128  # input channels per group, or the row where it is shorter
+    group: int = 128  # input channels per group; the whole row where it is shorter
     calibration: Path = CALIBRATION  # tokens, or a text (.txt)
     sequences: int = 0  # of the calibration text, spread over it; 0: all
-    tokenizer: str = ""  # the model's tokenizer.json; left out: the one in its checkpoint, if there is one
+    tokenizer: str = ""  # the model's tokenizer.json; empty: the one in its checkpoint, if there is one
     min_tokens: int = 0  # calibration tokens below which an expert is rounded to nearest; 0: twice the hidden size
     device: str = "cpu"  # or cuda
     threads: int = 1
 
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> Options:
-        """Reads `key=value` arguments.
-
-        Raises:
-            SpecterError: naming the argument that is unknown, missing or malformed.
-        """
-        options = parse_arguments(cls, arguments)
-        build_int4(options.method, options.group, options.min_tokens)
-        if options.min_tokens < 0 or options.threads < 1:
+    def check(self) -> None:
+        """Raises SpecterError for a method, device or number that is not supported."""
+        build_int4(self.method, self.group, self.min_tokens)
+        if self.min_tokens < 0 or self.threads < 1:
             raise SpecterError("min_tokens below 0 or threads below 1", "leave them out for their defaults")
-        return options
+        if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
+            raise SpecterError(
+                f"device={self.device} is not available", "use device=cpu, or device=cuda on a GPU machine"
+            )
+
+    def min_tokens_of(self, spec: ModelSpec) -> int:
+        return self.min_tokens or default_min_tokens(spec)
 
 
 def quantize_model(
@@ -68,14 +70,14 @@ def quantize_model(
     console: Console,
     num_layers: int | None = None,
 ) -> None:
-    """Quantises every routed expert that `work` lacks, of the first `num_layers` MoE layers or of all.
+    """Quantizes the routed experts of the first `num_layers` MoE layers (None: all) that `work` lacks.
 
     Errors are measured on the text's held-out sequences.
     """
     spec = source.spec
     num_rows = (len(text.tokens) - text.num_held_out) * text.tokens.shape[1]
     quantizers = {
-        method: build_int4(method, options.group, min_tokens(options, spec))
+        method: build_int4(method, options.group, options.min_tokens_of(spec))
         for method in dict.fromkeys((options.method, "rtn"))
     }
     walk = walk_moe_layers(source, text.tokens, options.device, work.start(options.device))
@@ -83,7 +85,7 @@ def quantize_model(
         task = progress.add_task(f"{options.method} {spec.name}", total=spec.num_moe_layers, completed=len(work.layers))
         for step in walk:
             if step.layer < len(work.layers):
-                continue  # finished when the run was killed, but not yet the states behind it
+                continue  # the killed run finished this layer, but did not save the states after it
             start = time.perf_counter()
             seen = LayerInputs(step.inputs.hidden[:num_rows], step.inputs.routing[:num_rows])
             held_out = LayerInputs(step.inputs.hidden[num_rows:], step.inputs.routing[num_rows:])
@@ -91,11 +93,11 @@ def quantize_model(
             errors = {
                 method: output_error(step.experts, layer.dequantize(), held_out) for method, layer in layers.items()
             }
-            mine = layers[options.method]
-            tensors = layer_tensors(spec, step.layer, mine)
+            chosen = layers[options.method]
+            tensors = layer_tensors(spec, step.layer, chosen)
             report = {
-                "tokens": mine.tokens.tolist(),
-                "num_fallback": int(mine.fallback.sum()),
+                "tokens": chosen.tokens.tolist(),
+                "num_fallback": int(chosen.fallback.sum()),
                 "errors": errors,
                 "names": list(tensors),
                 "num_bytes": sum(tensor.nbytes for tensor in tensors.values()),
@@ -108,7 +110,7 @@ def quantize_model(
 
 
 def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the report says about quality, from the reports of all layers."""
+    """Quality over all layers, from their reports."""
     tokens = [count for layer in layers for count in layer["tokens"]]
     errors = {method: [layer["errors"][method] for layer in layers] for method in layers[0]["errors"]}
     return {
@@ -127,13 +129,13 @@ def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> str:
-    """Everything that decides what comes out of a quantization, as text."""
+def _origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> str:
+    """Everything that decides the result of a quantization, as text."""
     parts = {
         "checkpoint": checkpoint.digest(),
         "method": options.method,
         "group": options.group,
-        "min_tokens": min_tokens(options, checkpoint.spec),
+        "min_tokens": options.min_tokens_of(checkpoint.spec),
         "device": options.device,
         "calibration": text.sha256,
         "tokens": hashlib.sha256(text.tokens.numpy().tobytes()).hexdigest(),
@@ -142,41 +144,37 @@ def origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> s
     return json.dumps(parts, indent=1)
 
 
-def run(options: Options, console: Console) -> None:
-    """Quantises, and writes the directory with its report.
+def run(options: Options) -> None:
+    """Quantizes, and writes the directory with its report.
 
     Raises:
         SpecterError: anything wrong with the input, before large work.
     """
     start = time.perf_counter()
+    options.check()
+    console = Console(stderr=True)
     torch.set_num_threads(options.threads)
-    if options.device not in ("cpu", "cuda") or (options.device == "cuda" and not torch.cuda.is_available()):
-        raise SpecterError(
-            f"device={options.device} is not available", "use device=cpu, or device=cuda on a GPU machine"
-        )
     directory = str(options.checkpoint)
     checkpoint = Checkpoint.open(find_checkpoint(directory, console) if is_hub_id(directory) else directory)
     spec = checkpoint.spec
-    _check_groups(spec, options.group)
+    for row in (spec.hidden, spec.expert_inter):
+        group_of(row, options.group)
     own = Path(options.tokenizer) if options.tokenizer else checkpoint.directory / "tokenizer.json"
     tokenizer = own if options.tokenizer or own.is_file() else None
     text = load_calibration(options.calibration, spec, options.sequences, tokenizer)
-    work = Workspace(options.out, origin(options, checkpoint, text))
+    work = Workspace(options.out, _origin(options, checkpoint, text))
     num_resumed = len(work.layers)
     if num_resumed:
-        console.print(f"going on behind {num_resumed} of {spec.num_moe_layers} layers, finished by an earlier run")
+        console.print(f"resuming after {num_resumed} of {spec.num_moe_layers} layers, finished by an earlier run")
     try:
         quantize_model(checkpoint, text, options, work, console)
     finally:
         work.discard_if_empty()
-    weight_map = {
-        name: shard_name(number, spec.num_moe_layers) for number, one in enumerate(work.layers) for name in one["names"]
-    }
     report = {
         "method": options.method,
         "group": options.group,
         "sym": True,
-        "min_tokens": min_tokens(options, spec),
+        "min_tokens": options.min_tokens_of(spec),
         "calibration": {
             "num_tokens": text.tokens.numel(),
             "num_held_out_tokens": text.num_held_out * text.tokens.shape[1],
@@ -187,36 +185,20 @@ def run(options: Options, console: Console) -> None:
         "num_resumed_layers": num_resumed,
         "seconds": round(time.perf_counter() - start, 2),
     }
-    note = Note(options.group, True, options.method, report["num_fallback"])
+    note = Note(options.group, sym=True, method=options.method, num_fallback=report["num_fallback"])
     write_config(work.directory, spec, note, has_input_scales=options.method == "awq")
+    weight_map = {
+        name: shard_name(number, spec.num_moe_layers) for number, one in enumerate(work.layers) for name in one["names"]
+    }
     write_index(work.directory, weight_map, sum(one["num_bytes"] for one in work.layers))
-    (work.directory / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
+    write_json(work.directory / REPORT_FILE, report)
     work.publish()
-    console.print(_one_line(report))
-
-
-def min_tokens(options: Options, spec: ModelSpec) -> int:
-    return options.min_tokens or default_min_tokens(spec)
-
-
-def _check_groups(spec: ModelSpec, group: int) -> None:
-    for row in (spec.hidden, spec.expert_inter):
-        group_of(row, group)
-
-
-def _one_line(report: dict[str, Any]) -> str:
     errors = ", ".join(f"{name} {value['mean']:.4f}" for name, value in report["relative_output_error"].items())
-    return (
+    console.print(
         f"{report['num_experts']} experts in {report['seconds']} s, {report['num_fallback']} rounded to nearest "
-        f"for want of calibration tokens; relative output error, held out: {errors}"
+        f"for lack of calibration tokens; relative output error, held out: {errors}"
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    console = Console(stderr=True)
-    try:
-        run(Options.parse(sys.argv[1:] if arguments is None else arguments), console)
-    except SpecterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(run, Options, arguments)

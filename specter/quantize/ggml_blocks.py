@@ -1,4 +1,4 @@
-"""GGML's block formats, as far as the fidelity study needs them: what lies in which bit, and how a block is chosen.
+"""GGML's block formats of the fidelity study: bit layout, decoding and encoding.
 
 The layout is that of `ggml-common.h` (ggml-org/llama.cpp) and of the `gguf` package, little endian:
 
@@ -8,9 +8,8 @@ The layout is that of `ggml-common.h` (ggml-org/llama.cpp) and of the `gguf` pac
     Q4_K   256 values, 144 bytes   d, dmin fp16, 8 x (s, m) of 6 bits in 12 bytes, nibbles[128]   w = d s q - dmin m
     Q2_K   256 values,  84 bytes   16 x (s, m) as nibbles, pairs of bits[64], d, dmin fp16        w = d s q - dmin m
 
-Decoding forms products in fp32 in the order of the `gguf` package, so that values are equal bit for bit. Encoding is
-our own where the format leaves a choice: a search over scales and offsets for the least squared error, without an
-importance matrix. Everything is batched torch on any device.
+Decoding multiplies in fp32 in the order of the `gguf` package, so values are equal bit for bit. Where the format leaves
+a choice, encoding searches scales and offsets for the least squared error, without an importance matrix.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class BlockFormat:
 
     Attributes:
         encode: fp32 [n, v] -> uint8 [n, num_bytes]. v is `num_values`, or for a k-quant also a divisor of it that holds
-            whole sub-blocks: such a row fills the block as often as it fits.
+            whole sub-blocks: such a row is repeated to fill the block.
         decode: uint8 [n, num_bytes] -> fp32 [n, num_values].
     """
 
@@ -43,7 +42,7 @@ class BlockFormat:
     decode: Callable[[Tensor], Tensor]
 
 
-# -- bits ------------------------------------------------------------------------------------
+# -- bits ---
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:
@@ -57,7 +56,7 @@ def _half_bytes(values: Tensor) -> Tensor:
 
 
 def _nibbles(codes: Tensor, half: int) -> Tensor:
-    """Codes 0..15 [n, v]: of each run of 2 `half`, the first half lies in low nibbles, the second in high ones."""
+    """Codes 0..15 [n, v]: of each run of 2 `half`, the first half goes to low nibbles, the second to high ones."""
     low, high = codes.to(torch.uint8).unflatten(-1, (-1, 2, half)).unbind(-2)
     packed: Tensor = (low | high << 4).flatten(-2)
     return packed
@@ -78,7 +77,7 @@ def _inverse(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, 0, 1 / scale)
 
 
-# -- blocks of 32 ----------------------------------------------------------------------------
+# -- blocks of 32 ---
 
 
 def _encode_q8_0(x: Tensor) -> Tensor:
@@ -106,7 +105,7 @@ def _decode_q5_0(blocks: Tensor) -> Tensor:
 
 
 def _encode_iq4_nl(x: Tensor) -> Tensor:
-    """The scale that fits best among the outermost value on either end of the levels and up to 7 % beside it."""
+    """Tries scales that put the outermost value at either end of the levels, and up to 7 % around them."""
     levels = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
     bounds = (levels[1:] + levels[:-1]) / 2
     outermost = x.gather(-1, x.abs().argmax(-1, keepdim=True))
@@ -130,14 +129,14 @@ def _decode_iq4_nl(blocks: Tensor) -> Tensor:
     return _halves(blocks, 0) * levels[_from_nibbles(blocks[:, 2:], 16).long()]
 
 
-# -- blocks of 256: scales and offsets of sub-blocks, themselves quantised -----------------------
+# -- blocks of 256: scales and offsets of sub-blocks, themselves quantised ---
 
 
 def fit_offsets(x: Tensor, max_code: int, num_steps: int = 16) -> tuple[Tensor, Tensor]:
-    """Scale and offset of each sub-block x [..., s] for which scale * code - offset, code in 0..max_code, is closest.
+    """Non-negative scale and offset of each sub-block x [..., s] with the closest scale * code - offset.
 
-    Both are at least 0, as the format wants them. Tries `num_steps` scales around the range over `max_code`; given the
-    codes, scale and offset are those of least squares.
+    Codes are 0..max_code. Tries `num_steps` scales around the range over `max_code`; given the codes, scale and offset
+    are those of least squares.
     """
     low = x.amin(-1, keepdim=True).clamp(max=0)
     span = x.amax(-1, keepdim=True).clamp(min=0) - low
@@ -164,7 +163,7 @@ def fit_offsets(x: Tensor, max_code: int, num_steps: int = 16) -> tuple[Tensor, 
 def _quantize_offsets(x: Tensor, max_code: int, max_scale: int, sub_block: int) -> tuple[Tensor, ...]:
     """d, dmin fp32 [n] (values of fp16), scales and offsets 0..max_scale uint8 [n, subs], codes uint8 [n, v].
 
-    A row shorter than the block is repeated to fill it; its own scales serve every copy.
+    A row shorter than the block is repeated to fill it; with the same scales in every copy.
     """
     subs = x.unflatten(-1, (-1, sub_block))
     scales, offsets = fit_offsets(subs, max_code)
@@ -187,7 +186,7 @@ def _decode_offsets(d: Tensor, dmin: Tensor, s: Tensor, m: Tensor, codes: Tensor
 
 def _encode_q4_k(x: Tensor) -> Tensor:
     d, dmin, s, m, codes = _quantize_offsets(x, 15, 63, 32)
-    first, last = slice(0, 4), slice(4, 8)  # the last four lose their upper two bits to the first four's bytes
+    first, last = slice(0, 4), slice(4, 8)  # the upper two bits of the last four are in the bytes of the first four
     packed = torch.cat(
         (
             s[:, first] | (s[:, last] >> 4) << 6,
@@ -208,7 +207,7 @@ def _decode_q4_k(blocks: Tensor) -> Tensor:
 
 def _encode_q2_k(x: Tensor) -> Tensor:
     d, dmin, s, m, codes = _quantize_offsets(x, 3, 15, 16)
-    quarters = codes.unflatten(-1, (2, 4, 32))  # of each half block, run j of 32 values lies in bits 2j and 2j + 1
+    quarters = codes.unflatten(-1, (2, 4, 32))  # of each half block, run j of 32 values is in bits 2j and 2j + 1
     pairs = quarters[:, :, 0] | quarters[:, :, 1] << 2 | quarters[:, :, 2] << 4 | quarters[:, :, 3] << 6
     return torch.cat((s | m << 4, pairs.flatten(1), _half_bytes(d), _half_bytes(dmin)), -1)
 

@@ -1,9 +1,8 @@
 """GPTQ for a batch of matrices at once (Frantar et al., arXiv 2210.17323, section 3).
 
-Columns are rounded from left to right. Rounding column j by the error e_j changes the layer's output; the
-best answer of the columns not yet rounded is  w_{>j} -= e_j / U_jj * U_{j,>j},  where H = X^T X is the
-Hessian of the output error and U the upper Cholesky factor of its inverse, H^-1 = U^T U. Within a block of
-columns the answer is applied at once; to the columns beyond, as one matrix product per block.
+Columns are rounded from left to right. After column j is rounded with the error e_j, the remaining columns compensate
+by  w_{>j} -= e_j / U_jj * U_{j,>j},  where H = X^T X is the Hessian of the output error and U the upper Cholesky factor
+of its inverse, H^-1 = U^T U. The update is immediate within a block of columns, one matrix product per block beyond.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ def quantize_gptq(
     damping: float = DAMPING,
     block: int = BLOCK,
 ) -> Int4Matrices:
-    """Quantises `weights` [..., out, in] so that the output error over the calibration inputs is small.
+    """Quantizes `weights` [..., out, in] for a small output error over the calibration inputs.
 
     Args:
-        weights: any floating type; worked on in fp32.
-        hessians: sums of x x^T over each matrix' own inputs, [..., in, in]; any scale will do.
+        weights: any floating type; computed in fp32.
+        hessians: sums of x x^T over each matrix' own inputs, [..., in, in]; the scale does not matter.
         group_size: input channels per group, or the whole row where that is shorter.
 
-    A channel that is 0 in all inputs has nothing to answer for and is rounded to nearest.
+    A channel that is 0 in all inputs is rounded to nearest.
 
     Raises:
         SpecterError: the group does not divide `in`, or a weight is not finite.
     """
     grid = fit_grid(weights, group_size, sym=sym)
     factor = inverse_factor(hessians, damping)
-    remaining = weights.float().mT.contiguous()  # [..., in, out]: a column of the matrix is one run of memory
+    remaining = weights.float().mT.contiguous()  # [..., in, out]: a column is contiguous
     codes = torch.empty_like(remaining, dtype=torch.uint8)
     columns = weights.shape[-1]
     for start in range(0, columns, block):
@@ -64,9 +63,9 @@ def quantize_gptq(
 def inverse_factor(hessians: Tensor, damping: float) -> Tensor:
     """The upper triangular U of each damped inverse Hessian, H^-1 = U^T U; fp32 [..., in, in].
 
-    H = R R^T with R upper triangular is a Cholesky factor from the last channel to the first, and U = R^-1. In fp64,
-    on the device as well: with few calibration tokens the Hessian alone is singular. One matrix at a time: batched
-    solvers are made for many small matrices, and a layer has few large ones.
+    H = R R^T with R upper triangular is a Cholesky factor from the last channel to the first, and U = R^-1. In fp64:
+    with few calibration tokens the undamped Hessian is singular. One matrix at a time: batched solvers are slow for few
+    large matrices.
     """
     factors = torch.empty_like(hessians, dtype=torch.float32)
     identity = torch.eye(hessians.shape[-1], dtype=torch.float64, device=hessians.device)

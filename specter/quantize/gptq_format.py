@@ -1,4 +1,4 @@
-"""The AutoGPTQ directory: how INT4 experts lie on disk, and its strict reader (`gptq_writer` writes).
+"""The AutoGPTQ directory: the layout of INT4 experts on disk, and its strict reader (`gptq_writer` writes).
 
 Per linear, W [out, in], groups of g input channels, 4 bits:
 
@@ -8,13 +8,12 @@ Per linear, W [out, in], groups of g input channels, 4 bits:
     g_idx    int32 [in]               group of each input channel, here always i // g
 
 named model.layers.N.mlp.experts.M.{gate,up,down}_proj.{qweight,scales,qzeros,g_idx}; N counts dense layers.
-A publisher's names are read as well (Phi: block_sparse_moe.experts.M.w1 …).
-`checkpoint_format` "gptq" is this; "gptq_v2" stores zero instead of zero - 1, and is read as well. AWQ's experts also
-have one fp32 [D] a layer, model.layers.N.mlp.experts.input_scales, and a `checkpoint_format` of their own, so that no
-program that does not know of it reads them wrongly.
+A publisher's names are read too (Phi: block_sparse_moe.experts.M.w1 …). `checkpoint_format` is "gptq"; "gptq_v2", which
+stores zero instead of zero - 1, is read too. AWQ adds one fp32 [D] per layer, model.layers.N.mlp.experts.input_scales,
+under a `checkpoint_format` of its own, so that other programs refuse it.
 
-A directory written here holds the routed experts and nothing else: all other weights are the target's own. Another
-program's may quantise attention and shared experts too: those tensors are counted, and left alone.
+Directories written here hold only the routed experts; all other weights are the target's. In a directory of another
+program, quantized attention and shared experts are counted and ignored.
 """
 
 from __future__ import annotations
@@ -38,13 +37,12 @@ PROJECTIONS = ("gate", "up", "down")
 PARTS = ("qweight", "scales", "qzeros", "g_idx")
 CODES_PER_WORD = 8  # 4-bit codes in an int32
 V1, V2, V1_WITH_INPUT_SCALES = "gptq", "gptq_v2", "gptq_with_input_scales"
-SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 OLD_CONFIG_FILE = "quantize_config.json"
 REMEDY = "quantise again: python -m specter.quantize checkpoint=DIR out=DIR method=gptq group=128"
 
 
-# -- bits ------------------------------------------------------------------------------------
+# -- bits ---
 
 
 def pack_words(values: Tensor) -> Tensor:
@@ -84,7 +82,7 @@ def pack(matrices: Int4Matrices) -> dict[str, Tensor]:
 
 
 def unpack(parts: dict[str, Tensor], group: int, zero_offset: int = 1) -> Int4Matrices:
-    """Inverse of `pack`; `g_idx` is not looked at. `zero_offset`: what the format subtracts from a zero."""
+    """Inverse of `pack`; `g_idx` is ignored. The format stores zeros less `zero_offset`."""
     return Int4Matrices(
         codes=unpack_words(parts["qweight"]).mT.contiguous(),
         scales=parts["scales"].mT.contiguous(),
@@ -93,7 +91,7 @@ def unpack(parts: dict[str, Tensor], group: int, zero_offset: int = 1) -> Int4Ma
     )
 
 
-# -- names --------------------------------------------------------------------------------------
+# -- names ---
 
 
 def tensor_name(spec: ModelSpec, layer: int, expert: int, projection: str, part: str) -> str:
@@ -102,7 +100,7 @@ def tensor_name(spec: ModelSpec, layer: int, expert: int, projection: str, part:
 
 
 def scales_name(spec: ModelSpec, layer: int) -> str:
-    """Of what the routed experts' input is multiplied by in MoE layer `layer`."""
+    """Name of the factors of the routed experts' input in MoE layer `layer`."""
     return f"{_experts(spec, layer)}.input_scales"
 
 
@@ -110,64 +108,40 @@ def _experts(spec: ModelSpec, layer: int) -> str:
     return f"model.layers.{layer + spec.num_dense_layers}.mlp.experts"
 
 
-# -- reading -----------------------------------------------------------------------------------
+# -- reading ---
 
 
 def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
-    """Reads all routed experts of `spec` from an AutoGPTQ directory, whoever wrote it.
+    """Reads all routed experts of `spec` from an AutoGPTQ directory of any program.
 
-    All other tensors, quantised or not, are left alone: the draft shares the target's. `method` and `num_fallback` come
-    from the directory's own note; without one (another program's directory) they read "gptq" and 0.
+    Other tensors are ignored: the draft shares the target's. `method` and `num_fallback` come from the directory's
+    `meta`; without one (another program's directory) they are "gptq" and 0.
 
     Raises:
-        SpecterError: another format or width, channels of a group that are not neighbours (act-order), or a missing,
-            unexpected, doubled, truncated or misshapen tensor.
+        SpecterError: another format or width, channels of a group that are not adjacent (act-order), or a missing,
+            unexpected, duplicate, truncated or misshapen tensor.
     """
     quantization = _check_quantization(directory, _read_quantization(directory))
     files = _tensor_files(directory, spec.family)
     has_input_scales = quantization["checkpoint_format"] == V1_WITH_INPUT_SCALES
     num_ignored = _check_names(directory, spec, set(files), has_input_scales)
-    group_size = quantization["group_size"]
     read = _Reader(directory, files)
-    projections = {}
-    for projection, out, columns in (
-        ("gate", spec.expert_inter, spec.hidden),
-        ("up", spec.expert_inter, spec.hidden),
-        ("down", spec.hidden, spec.expert_inter),
-    ):
-        group = columns if group_size == -1 else group_of(columns, group_size)
-        groups = columns // group
-        layers = []
-        for layer in range(spec.num_moe_layers):
-            names = {
-                part: [tensor_name(spec, layer, expert, projection, part) for expert in range(spec.num_experts)]
-                for part in PARTS
-            }
-            parts = {
-                "qweight": read.batch(names["qweight"], (columns // CODES_PER_WORD, out), torch.int32),
-                "scales": read.batch(names["scales"], (groups, out), torch.float16),
-                "qzeros": read.batch(names["qzeros"], (groups, out // CODES_PER_WORD), torch.int32),
-                "g_idx": read.batch(names["g_idx"], (columns,), torch.int32),
-            }
-            matrices = unpack(parts, group, zero_offset=int(quantization["checkpoint_format"] != V2))
-            expected_index = torch.arange(columns) // group
-            _check_each(
-                parts["g_idx"] == expected_index,
-                names["g_idx"],
-                "scatters the channels of a group (desc_act without static groups), which no kernel here reads",
-                "quantise with desc_act=False, or with static groups",
-            )
-            good_scales = torch.isfinite(parts["scales"]) & (parts["scales"] > 0)
-            _check_each(good_scales, names["scales"], "holds a scale that is not a positive number")
-            good_zeros = matrices.zeros == SYMMETRIC_ZERO if quantization["sym"] else matrices.zeros < 16
-            _check_each(good_zeros, names["qzeros"], f"holds a zero point that sym={quantization['sym']} rules out")
-            layers.append(matrices)
-        projections[projection] = stack(layers)
+    shapes = {
+        "gate": (spec.expert_inter, spec.hidden),
+        "up": (spec.expert_inter, spec.hidden),
+        "down": (spec.hidden, spec.expert_inter),
+    }
+    projections = {
+        projection: stack(
+            [_read_layer(read, spec, layer, projection, shape, quantization) for layer in range(spec.num_moe_layers)]
+        )
+        for projection, shape in shapes.items()
+    }
     input_scales = None
     if has_input_scales:
-        every = [scales_name(spec, layer) for layer in range(spec.num_moe_layers)]
-        input_scales = read.batch(every, (spec.hidden,), torch.float32)
-        _check_each(torch.isfinite(input_scales) & (input_scales > 0), every, "holds a scale that is not positive")
+        names = [scales_name(spec, layer) for layer in range(spec.num_moe_layers)]
+        input_scales = read.batch(names, (spec.hidden,), torch.float32)
+        _check_each(torch.isfinite(input_scales) & (input_scales > 0), names, "holds a scale that is not positive")
     meta = quantization.get("meta") or {}
     return Int4Experts(
         **projections,
@@ -176,6 +150,38 @@ def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
         input_scales=input_scales,
         num_ignored=num_ignored,
     )
+
+
+def _read_layer(
+    read: _Reader, spec: ModelSpec, layer: int, projection: str, shape: tuple[int, int], quantization: dict[str, Any]
+) -> Int4Matrices:
+    """One projection of all experts of a MoE layer; `shape` is (out, in)."""
+    out, columns = shape
+    group_size = quantization["group_size"]
+    group = columns if group_size == -1 else group_of(columns, group_size)
+    layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "qweight": ((columns // CODES_PER_WORD, out), torch.int32),
+        "scales": ((columns // group, out), torch.float16),
+        "qzeros": ((columns // group, out // CODES_PER_WORD), torch.int32),
+        "g_idx": ((columns,), torch.int32),
+    }
+    names = {
+        part: [tensor_name(spec, layer, expert, projection, part) for expert in range(spec.num_experts)]
+        for part in PARTS
+    }
+    parts = {part: read.batch(names[part], *layout[part]) for part in PARTS}
+    matrices = unpack(parts, group, zero_offset=int(quantization["checkpoint_format"] != V2))
+    _check_each(
+        parts["g_idx"] == torch.arange(columns) // group,
+        names["g_idx"],
+        "scatters the channels of a group (desc_act without static groups), which no kernel here reads",
+        "quantise with desc_act=False, or with static groups",
+    )
+    good_scales = torch.isfinite(parts["scales"]) & (parts["scales"] > 0)
+    _check_each(good_scales, names["scales"], "holds a scale that is not a positive number")
+    good_zeros = matrices.zeros == SYMMETRIC_ZERO if quantization["sym"] else matrices.zeros < 16
+    _check_each(good_zeros, names["qzeros"], f"holds a zero point that sym={quantization['sym']} rules out")
+    return matrices
 
 
 def stack(layers: list[Int4Matrices]) -> Int4Matrices:
@@ -201,7 +207,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_quantization(directory: Path) -> dict[str, Any]:
-    """`quantization_config` of config.json; older directories have a file of its own beside it."""
+    """`quantization_config` of config.json; older directories keep it in a separate file."""
     quantization = _read_json(directory / "config.json").get("quantization_config")
     if quantization is None and (directory / OLD_CONFIG_FILE).is_file():
         quantization = {"quant_method": "gptq"} | _read_json(directory / OLD_CONFIG_FILE)
@@ -214,7 +220,7 @@ def _check_quantization(directory: Path, quantization: dict[str, Any]) -> dict[s
     allowed: dict[str, tuple[Any, ...]] = {
         "quant_method": ("gptq",),
         "bits": (4,),
-        "desc_act": (True, False),  # g_idx is what counts
+        "desc_act": (True, False),  # g_idx decides
         "checkpoint_format": (V1, V2, V1_WITH_INPUT_SCALES),
         "sym": (True, False),
     }
@@ -230,7 +236,7 @@ def _check_quantization(directory: Path, quantization: dict[str, Any]) -> dict[s
 
 
 def _tensor_files(directory: Path, family: str) -> dict[str, tuple[Path, str]]:
-    """Which file holds each tensor, and under which name: the publisher's, or transformers' own."""
+    """The file of each tensor, and its name in it: the publisher's or transformers'."""
     paths = sorted(directory.glob("*.safetensors"))
     if (directory / INDEX_FILE).exists():
         weight_map = _read_json(directory / INDEX_FILE).get("weight_map", {})
@@ -253,7 +259,7 @@ def _tensor_files(directory: Path, family: str) -> dict[str, tuple[Path, str]]:
 
 
 def _check_names(directory: Path, spec: ModelSpec, names: set[str], has_input_scales: bool) -> int:
-    """Returns the number of other modules that the directory quantises."""
+    """Checks the routed experts' tensors. Returns the number of other quantized modules."""
     expected = {
         tensor_name(spec, layer, expert, projection, part)
         for layer, expert, projection, part in itertools.product(
@@ -276,7 +282,7 @@ def _check_names(directory: Path, spec: ModelSpec, names: set[str], has_input_sc
 
 
 class _Reader:
-    """Reads tensors by name from files that stay open (mapped, not read) meanwhile."""
+    """Reads tensors by name from files that stay open (mapped, not read)."""
 
     def __init__(self, directory: Path, files: dict[str, tuple[Path, str]]) -> None:
         self._directory = directory

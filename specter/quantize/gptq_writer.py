@@ -1,42 +1,36 @@
-"""Writes the AutoGPTQ directory that `gptq_format` describes and reads, layer by layer or whole."""
+"""Writes the AutoGPTQ directory that `gptq_format` describes and reads, layer by layer."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.models.hub_config import config_of
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
     PROJECTIONS,
-    SINGLE_FILE,
     V1,
     V1_WITH_INPUT_SCALES,
     pack,
     scales_name,
     tensor_name,
 )
-from specter.quantize.int4 import Int4Experts, Int4Matrices
-from specter.quantize.layer import Int4Layer, QuantizedLayer
-from specter.quantize.rtn import SYMMETRIC_ZERO
+from specter.quantize.int4 import Int4Matrices
+from specter.quantize.layer import Int4Layer
 
-MAX_SHARD_BYTES = 4 * 2**30
-EXPERTS_ONLY = r"-:^(?!.*\.experts\.\d).*$"  # tells gptqmodel that nothing else is quantised
+EXPERTS_ONLY = r"-:^(?!.*\.experts\.\d).*$"  # gptqmodel: nothing else is quantized
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What config.json says about all layers."""
+    """The part of config.json that is common to all layers."""
 
-    group_size: int  # as asked for; rows may be shorter
+    group_size: int  # as requested; rows may be shorter
     sym: bool
     method: str
     num_fallback: int
@@ -79,42 +73,8 @@ def write_config(directory: Path, spec: ModelSpec, note: Note, has_input_scales:
         "dynamic": {EXPERTS_ONLY: {}},
         "meta": {"quantizer": "specter", "method": note.method, "num_fallback": note.num_fallback},
     }
-    _write_json(directory / "config.json", config_of(spec) | {"quantization_config": quantization})
+    write_json(directory / "config.json", config_of(spec) | {"quantization_config": quantization})
 
 
 def write_index(directory: Path, weight_map: dict[str, str], num_bytes: int) -> None:
-    _write_json(directory / INDEX_FILE, {"metadata": {"total_size": num_bytes}, "weight_map": weight_map})
-
-
-def write_directory(
-    directory: Path, experts: Int4Experts, spec: ModelSpec, group_size: int, max_shard_bytes: int = MAX_SHARD_BYTES
-) -> None:
-    """Writes config.json and the tensors of all layers into `directory`, which must exist and hold no other model.
-
-    One file, or one a layer where that would exceed `max_shard_bytes`.
-    """
-    layers = [layer_tensors(spec, index, _layer_of(experts, index)) for index in range(spec.num_moe_layers)]
-    sym = all(bool((getattr(experts, name).zeros == SYMMETRIC_ZERO).all()) for name in PROJECTIONS)
-    note = Note(group_size, sym, experts.method, experts.num_fallback)
-    write_config(directory, spec, note, experts.input_scales is not None)
-    num_bytes = sum(tensor.nbytes for tensors in layers for tensor in tensors.values())
-    if num_bytes <= max_shard_bytes:
-        save_file({name: tensor for tensors in layers for name, tensor in tensors.items()}, directory / SINGLE_FILE)
-        return
-    weight_map: dict[str, str] = {}
-    for number, tensors in enumerate(layers):
-        file = shard_name(number, len(layers))
-        save_file(tensors, directory / file)
-        weight_map |= dict.fromkeys(tensors, file)
-    write_index(directory, weight_map, num_bytes)
-
-
-def _layer_of(experts: Int4Experts, index: int) -> Int4Layer:
-    gate, up, down = (part.layer(index) for part in (experts.gate, experts.up, experts.down))
-    unknown = torch.zeros(0)
-    scales = None if experts.input_scales is None else experts.input_scales[index]
-    return QuantizedLayer(gate, up, down, tokens=unknown, fallback=unknown, input_scales=scales)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(directory / INDEX_FILE, {"metadata": {"total_size": num_bytes}, "weight_map": weight_map})

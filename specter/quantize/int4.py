@@ -1,4 +1,4 @@
-"""Quantised matrices: INT4 codes, as every draft reads them, and what all formats have in common.
+"""Matrices and experts as INT4 codes, which every draft reads.
 
 W[o, i] = scale[o, i // group] * (code[o, i] - zero[o, i // group]), code and zero in 0..15
 (symmetric: zero is 8 everywhere).
@@ -7,7 +7,6 @@ W[o, i] = scale[o, i // group] * (code[o, i] - zero[o, i // group]), code and ze
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,26 +14,17 @@ from torch import Tensor
 from specter.errors import SpecterError
 
 
-class Matrices(Protocol):
-    """A batch of quantised matrices [..., out, in] in any format."""
-
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The matrices [..., out, in]; products are formed in fp32 and rounded once to `dtype`."""
-
-    def to(self, device: torch.device | str) -> Matrices: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Int4Matrices:
-    """A batch of quantised matrices [..., out, in]."""
+    """A batch of matrices [..., out, in]."""
 
     codes: Tensor  # uint8 [..., out, in], values 0..15, unpacked
     scales: Tensor  # fp16 [..., out, in / group]
     zeros: Tensor  # uint8 [..., out, in / group]
-    group: int  # input channels per group; the whole row where the row is shorter than the asked-for group
+    group: int  # input channels per group, at most the row
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """See `Matrices`."""
+        """The matrices [..., out, in], multiplied in fp32 and rounded once to `dtype`."""
         out_in = self.codes.shape
         codes = self.codes.view(*out_in[:-1], -1, self.group).float()
         weights = self.scales.float()[..., None] * (codes - self.zeros.float()[..., None])
@@ -56,13 +46,12 @@ class Int4Experts:
     up: Int4Matrices
     down: Int4Matrices
     method: str  # "gptq", "rtn" or "awq"
-    num_fallback: int  # experts quantised by round-to-nearest for want of calibration tokens
-    # AWQ: fp32 [MoE layers, D], by which gate's and up's input is multiplied
-    input_scales: Tensor | None = None
-    num_ignored: int = 0  # modules besides the routed experts that the directory quantises; no draft uses them
+    num_fallback: int  # experts rounded to nearest for lack of calibration tokens
+    input_scales: Tensor | None = None  # AWQ: fp32 [MoE layers, D], factors of the input of gate and up
+    num_ignored: int = 0  # quantized modules of the directory besides the routed experts
 
     def check_plain(self) -> None:
-        """Raises SpecterError if codes and scales alone are not the experts: the GPU's kernels read nothing else."""
+        """Raises SpecterError for input scales, which the GPU kernels do not read."""
         if self.input_scales is not None:
             raise SpecterError(
                 "the GPU draft does not read the scales of its input that AWQ needs", "use method=gptq or method=rtn"

@@ -1,18 +1,15 @@
-"""The routed experts of one layer: as they are, what the target feeds them, and quantised."""
+"""The routed experts of one layer: their weights, their inputs, and their quantized form."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.quantize.int4 import Int4Matrices, Matrices
-
-M = TypeVar("M", bound=Matrices)
+from specter.quantize.int4 import Int4Matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,52 +23,44 @@ class LayerExperts:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What the target computed on calibration text just before one layer's experts."""
+    """The inputs of one layer's experts on calibration text."""
 
     hidden: Tensor  # [tokens, D], the experts' input (after the norm)
     routing: Tensor  # int [tokens, k], expert ids
 
     def visits(self, num_experts: int) -> list[Tensor]:
-        """For each expert the rows that visit it, int64 [n] in ascending order."""
+        """The rows of each expert, int64 [n] in ascending order."""
         experts, order = self.routing.flatten().sort(stable=True)
         counts = torch.bincount(experts, minlength=num_experts)
         return list((order // self.routing.shape[1]).split(counts.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedLayer(Generic[M]):
-    """What every quantizer makes of a layer; `Int4Layer` where a draft can run it."""
+class Int4Layer:
+    """A quantizer's result for one layer."""
 
-    gate: M
-    up: M
-    down: M
-    tokens: Tensor  # int64 [E], calibration tokens that visited each expert
-    fallback: Tensor  # bool [E], rounded to nearest although the method wanted calibration tokens
-    input_scales: Tensor | None = None  # fp32 [D], by which gate's and up's input is multiplied (AWQ)
-
-    def to(self, device: torch.device | str) -> QuantizedLayer[M]:
-        gate, up, down = (part.to(device) for part in (self.gate, self.up, self.down))
-        scales = None if self.input_scales is None else self.input_scales.to(device)
-        return QuantizedLayer(gate, up, down, self.tokens, self.fallback, scales)  # type: ignore[arg-type]
+    gate: Int4Matrices
+    up: Int4Matrices
+    down: Int4Matrices
+    tokens: Tensor  # int64 [E], calibration tokens per expert
+    fallback: Tensor  # bool [E], rounded to nearest for lack of tokens
+    input_scales: Tensor | None = None  # AWQ: fp32 [D], factors of the input of gate and up
 
     def dequantize(self) -> LayerExperts:
-        """The experts that stand for these, fp32; scales of the input are in the matrices."""
+        """fp32 experts with the same outputs; factors of the input are multiplied into the matrices."""
         gate, up, down = (part.dequantize() for part in (self.gate, self.up, self.down))
         if self.input_scales is not None:
             gate, up = gate * self.input_scales, up * self.input_scales
         return LayerExperts(gate, up, down)
 
 
-Int4Layer = QuantizedLayer[Int4Matrices]
-
-
 @dataclass(frozen=True, slots=True)
 class Hessians:
-    """Sums of x x^T and mean |x| over the tokens of each expert: what quantizers need to know of the text."""
+    """Sums of x x^T and mean |x| over the tokens of each expert."""
 
     tokens: Tensor  # int64 [E]
     hidden: Tensor  # fp32 [E, D, D], inputs of gate and up
-    inner: Tensor  # fp32 [E, F, F], inputs of down: the expert's own activation
+    inner: Tensor  # fp32 [E, F, F], inputs of down
     inner_magnitudes: Tensor  # fp32 [E, F]
 
 

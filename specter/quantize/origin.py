@@ -1,4 +1,4 @@
-"""Which checkpoint a draft was made from."""
+"""The checkpoint from which a draft was made."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ REPORT_FILE = "quantization.json"
 
 
 def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
-    """What the draft's report says it was made from: "this checkpoint", or "unknown" where there is no report.
+    """The origin in the draft's report: "this checkpoint", or "unknown" without a report.
 
     Raises:
-        SpecterError: it was made from another checkpoint.
+        SpecterError: the draft was made from another checkpoint.
     """
     report = directory / REPORT_FILE
     if not report.is_file():
@@ -23,6 +23,6 @@ def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
     if json.loads(report.read_text())["checkpoint"]["sha256"] != checkpoint.digest():
         raise SpecterError(
             f"the draft in {directory} was made from another checkpoint than {checkpoint.directory}",
-            f"make it anew: python -m specter.quantize checkpoint={checkpoint.directory} out={directory}",
+            f"make it again: python -m specter.quantize checkpoint={checkpoint.directory} out={directory}",
         )
     return "this checkpoint"

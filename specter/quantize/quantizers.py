@@ -1,36 +1,27 @@
-"""One interface to every method: the experts of a layer, and what the target feeds them, to a quantised layer.
+"""INT4 quantizers of a draft's experts: the experts of a layer and their inputs to a quantized layer.
 
 | method | what runs | calibration |
 |---|---|---|
 | gptq, rtn | INT4 codes and scales: a draft on CPU and GPU | gptq: Hessians; rtn: none |
 | awq | the same with one vector per layer for the experts' input: a draft on the CPU | Hessians and magnitudes |
-| q8_0, q4_k, q2_k | dequantised values only, in the fidelity study | none |
+
+The fidelity study also has q8_0, q4_k and q2_k (`block_matrices`), of which only dequantized values run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
 from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
 from specter.quantize.awq import quantize_awq
-from specter.quantize.block_matrices import FORMATS, BlockMatrices, quantize_blocks
+from specter.quantize.block_matrices import FORMATS
 from specter.quantize.gptq import quantize_gptq
-from specter.quantize.layer import Int4Layer, LayerExperts, LayerInputs, QuantizedLayer, check_finite, collect_hessians
+from specter.quantize.int4 import Int4Matrices
+from specter.quantize.layer import Int4Layer, LayerExperts, LayerInputs, check_finite, collect_hessians
 from specter.quantize.rtn import quantize_rtn
-
-INT4_METHODS = ("gptq", "awq", "rtn")
-BLOCK_METHODS = tuple(FORMATS)
-
-
-class Quantizer(Protocol):
-    """Quantises the three matrices of every expert of a layer."""
-
-    def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> QuantizedLayer[Any]:
-        """Raises SpecterError: weights or activations that are not finite, a group or block that fits no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +29,11 @@ class Rtn:
     group: int
 
     def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> Int4Layer:
+        """Raises SpecterError: weights or activations that are not finite, a group that does not divide a row."""
         check_finite(inputs)
-        gate, up, down = (quantize_rtn(w, self.group) for w in (experts.gate, experts.up, experts.down))
-        return QuantizedLayer(gate, up, down, *_no_fallback(experts, inputs))
+        num_experts = len(experts.gate)
+        tokens = torch.bincount(inputs.routing.flatten(), minlength=num_experts).cpu()
+        return Int4Layer(*_nearest(experts, self.group), tokens, torch.zeros(num_experts, dtype=torch.bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class Gptq:
     min_tokens: int
 
     def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> Int4Layer:
-        gate, up, down = (quantize_rtn(w, self.group) for w in (experts.gate, experts.up, experts.down))
+        gate, up, down = _nearest(experts, self.group)
         hessians = collect_hessians(experts, inputs)
         covered = (hessians.tokens >= self.min_tokens).nonzero().flatten().to(experts.gate.device)
         if len(covered):
@@ -61,7 +54,7 @@ class Gptq:
             gate.codes[covered] = codes[:, :inter]
             up.codes[covered] = codes[:, inter:]
             down.codes[covered] = quantize_gptq(experts.down[covered], hessians.inner[covered], self.group).codes
-        return QuantizedLayer(gate, up, down, hessians.tokens, hessians.tokens < self.min_tokens)
+        return Int4Layer(gate, up, down, hessians.tokens, hessians.tokens < self.min_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +76,11 @@ class Awq:
             (inputs.hidden.float().abs().mean(0), inner),
             self.group,
         )
-        return QuantizedLayer(gate, up, down, hessians.tokens, fallback, input_scales)
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """One of GGML's formats, chosen without calibration."""
-
-    name: str
-
-    def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> QuantizedLayer[BlockMatrices]:
-        gate, up, down = (quantize_blocks(w, self.name) for w in (experts.gate, experts.up, experts.down))
-        return QuantizedLayer(gate, up, down, *_no_fallback(experts, inputs))
+        return Int4Layer(gate, up, down, hessians.tokens, fallback, input_scales)
 
 
 def build_int4(method: str, group: int, min_tokens: int) -> Rtn | Gptq | Awq:
-    """The quantizer of a method whose outcome a draft can run. Raises SpecterError for any other."""
+    """The quantizer of a method whose result a draft can run. Raises SpecterError for any other."""
     match method:
         case "gptq":
             return Gptq(group, min_tokens)
@@ -106,8 +88,8 @@ def build_int4(method: str, group: int, min_tokens: int) -> Rtn | Gptq | Awq:
             return Awq(group, min_tokens)
         case "rtn":
             return Rtn(group)
-    known = " or ".join(f"method={name}" for name in INT4_METHODS)
-    if method in BLOCK_METHODS:
+    known = "method=gptq or method=awq or method=rtn"
+    if method in FORMATS:
         raise SpecterError(
             f"method={method} makes no draft: its blocks are for the fidelity study only",
             f"use {known}, or python -m harness.jobs.fidelity for the study",
@@ -116,7 +98,7 @@ def build_int4(method: str, group: int, min_tokens: int) -> Rtn | Gptq | Awq:
 
 
 def default_min_tokens(spec: ModelSpec) -> int:
-    """Tokens from which GPTQ beats rounding on text it has not seen: two per input channel.
+    """Tokens per expert from which GPTQ beats rounding on held-out text: two per input channel.
 
     Measured on the DeepSeek stand-in (D = 64, layers 0, 8, 16 and 25), relative output error of rounding 0.086 /
     0.101 / 0.150 / 0.129; of GPTQ from 64 tokens 0.093 / 0.120 / 0.181 / 0.151, from 128 tokens 0.081 / 0.100 / 0.149
@@ -125,8 +107,5 @@ def default_min_tokens(spec: ModelSpec) -> int:
     return 2 * spec.hidden
 
 
-def _no_fallback(experts: LayerExperts, inputs: LayerInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Visits of each expert, and that none fell back."""
-    num_experts = len(experts.gate)
-    tokens = torch.bincount(inputs.routing.flatten(), minlength=num_experts).cpu()
-    return tokens, torch.zeros(num_experts, dtype=torch.bool)
+def _nearest(experts: LayerExperts, group: int) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
+    return quantize_rtn(experts.gate, group), quantize_rtn(experts.up, group), quantize_rtn(experts.down, group)

@@ -1,4 +1,4 @@
-"""Round-to-nearest, and the grid (scales and zeros) that GPTQ rounds to as well."""
+"""Round-to-nearest, and the grid of scales and zeros that GPTQ uses too."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specter.quantize.int4 import Int4Matrices
 
 MAX_CODE = 15
 SYMMETRIC_ZERO = 8
-SMALLEST_SCALE = 2.0**-24  # the smallest positive fp16: a group of zeros still needs a scale above 0
+SMALLEST_SCALE = 2.0**-24  # the smallest positive fp16, for groups of zeros
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where the levels of each group lie: level q stands for scales * (q - zeros)."""
+    """The levels of each group: level q is scales * (q - zeros)."""
 
     scales: Tensor  # fp16 [..., out, in / group]
     zeros: Tensor  # uint8 [..., out, in / group]
@@ -42,17 +42,16 @@ def group_of(row_length: int, group_size: int) -> int:
 
 
 def fit_grid(weights: Tensor, group_size: int, *, sym: bool = True) -> Grid:
-    """Levels for each group of `weights` [..., out, in], as wide as the group needs and no wider.
+    """The grid of each group of `weights` [..., out, in], just wide enough for the group.
 
-    Symmetric: scale = max(max(w) / 7.5, max(-w) / 8.5), zero 8, so the outermost weight lies at most half a
-    step beyond the outermost code. Relative error on Gaussian rows of 128 / 64 / 32 weights: 0.106 / 0.098 /
-    0.090, against 0.111 / 0.103 / 0.095 for absmax / 7.5 and 0.117 / 0.108 / 0.097 for absmax / 7. A search
-    for clipped scales would reach 0.102 / 0.095 / 0.086, but pushes weights outside the windows from which
-    the lossless residual codec rebuilds them.
-    Asymmetric: scale = (max - min) / 15 over a range that holds 0, zeros 1..15 (the v1 file format stores
-    zero - 1, and readers disagree about -1).
+    Symmetric: scale = max(max(w) / 7.5, max(-w) / 8.5), zero 8: the outermost weight is at most half a step beyond the
+    outermost code. Relative error on Gaussian rows of 128 / 64 / 32 weights: 0.106 / 0.098 / 0.090, against 0.111 /
+    0.103 / 0.095 for absmax / 7.5 and 0.117 / 0.108 / 0.097 for absmax / 7. A search for clipped scales would reach
+    0.102 / 0.095 / 0.086, but moves weights outside the windows from which the lossless residual codec rebuilds them.
+    Asymmetric: scale = (max - min) / 15 over a range that holds 0, zeros 1..15 (the v1 file format stores zero - 1, and
+    readers disagree about -1).
 
-    Scales are rounded to fp16 here, before any weight is rounded: codes always belong to the stored scale.
+    Scales are rounded to fp16 before any weight is rounded, so that codes fit the stored scale.
     """
     group = group_of(weights.shape[-1], group_size)
     groups = weights.float().unflatten(-1, (-1, group))

@@ -1,8 +1,8 @@
-"""What a quantization has finished, on disk: a killed run goes on from there and repeats nothing.
+"""The finished part of a quantization on disk, from which a killed run resumes.
 
-`.NAME.partial` beside the directory to be made holds, per finished layer, its tensors (under their final name) and what
-was measured, and the states of the calibration text that enter the next layer. It belongs to one checkpoint, one text,
-one set of options and one state of the code; anything else starts anew.
+`.NAME.partial` beside the output directory holds each finished layer's tensors (under their final name) and report, and
+the calibration states that enter the next layer. It belongs to one checkpoint, text, set of options and state of the
+code (its origin); any other run starts from the beginning.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Workspace:
     """The finished part of a directory `out`.
 
     Attributes:
-        directory: where the tensors lie meanwhile.
+        directory: where the tensors are until `publish`.
         layers: the report of every finished MoE layer, in order.
     """
 
     def __init__(self, out: Path, origin: str) -> None:
-        """Opens what an earlier run of the same `origin` left, or an empty workspace.
+        """Opens the workspace of an earlier run with the same `origin`, or an empty one.
 
         Raises:
             SpecterError: `out` is in use, or cannot be written.
@@ -57,7 +57,7 @@ class Workspace:
             self.layers.append(json.loads(path.read_text()))
 
     def start(self, device: torch.device | str) -> WalkState | None:
-        """Where the walk over the calibration text goes on; None at the beginning."""
+        """The state from which the walk over the calibration text resumes; None at the beginning."""
         path = self.directory / _STATES
         if not path.is_file():
             return None
@@ -66,10 +66,9 @@ class Workspace:
             return WalkState(int(file.metadata()["layer"]), states)
 
     def add(self, file: str, tensors: dict[str, Tensor], report: dict[str, Any], after: WalkState) -> None:
-        """Keeps one more layer. Its report is written last but one: where it lies, the tensors lie whole."""
-        number = len(self.layers)
+        """Saves one more layer. The tensors are written before the report, so a report implies whole tensors."""
         save_file(tensors, self.directory / file)
-        write_whole(self._report(number), json.dumps(report))
+        write_whole(self._report(len(self.layers)), json.dumps(report))
         self.layers.append(report)
         with replacing(self.directory / _STATES) as part:
             save_file({str(i): x.cpu() for i, x in enumerate(after.states)}, part, metadata={"layer": str(after.layer)})
@@ -81,7 +80,7 @@ class Workspace:
         os.replace(self.directory, self._out)
 
     def discard_if_empty(self) -> None:
-        """Leaves no trace of a run that finished no layer."""
+        """Removes the workspace if no layer is finished."""
         if not self.layers:
             shutil.rmtree(self.directory, ignore_errors=True)
 

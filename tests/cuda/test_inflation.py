@@ -21,7 +21,7 @@ from specter.models.spec import ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
-from tests.helpers import TINY_PHI, TINY_QWEN, random_tensors, run_pass
+from tests.helpers import TINY_PHI, TINY_QWEN, exit_status, random_tensors, run_pass
 from tools.standin import inflate
 from tools.standin.specs import NARROW as SMALL_SIZE
 
@@ -251,11 +251,12 @@ def test_the_command_writes_a_readable_directory(
     monkeypatch.setattr(inflate, "MAX_SHARD_BYTES", 2**20)
     out = tmp_path / "out"
     arguments = [f"checkpoint={narrow.directory}", f"out={out}", "model=wide", "dtype=float32"]
-    assert inflate.main(arguments) == 0
+    assert exit_status(inflate.main, arguments) == 0
     assert len(list(out.glob("*.safetensors"))) > 1
     read, wide = Checkpoint.open(out), InflatedCheckpoint(narrow, WIDE, dtype=torch.float32)
     assert torch.equal(read.tensor("lm_head.weight"), wide.tensor("lm_head.weight"))
     assert torch.equal(read.experts(1)[1], wide.experts(1)[1])
-    assert inflate.main(arguments) == 2  # nothing is overwritten
-    assert inflate.main([f"checkpoint={narrow.directory}", f"out={tmp_path / 'o'}", "layout=odd", "model=wide"]) == 2
-    assert inflate.main(["checkpoint=nowhere", "out=x"]) == 2
+    assert exit_status(inflate.main, arguments) == 2  # nothing is overwritten
+    odd = [f"checkpoint={narrow.directory}", f"out={tmp_path / 'o'}", "layout=odd", "model=wide"]
+    assert exit_status(inflate.main, odd) == 2
+    assert exit_status(inflate.main, ["checkpoint=nowhere", "out=x"]) == 2

@@ -15,11 +15,11 @@ from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
 from specter.models.weights import DraftExperts
 from specter.quantize.awq import channel_scales, rounding_error, search
-from specter.quantize.gptq_format import SINGLE_FILE, read_directory
-from specter.quantize.gptq_writer import write_directory
+from specter.quantize.gptq_format import read_directory
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.layer import LayerExperts, LayerInputs, output_error
 from specter.quantize.quantizers import Awq, Rtn
+from tests.helpers import SINGLE_FILE, write_directory
 
 E, D, F = 4, 64, 32
 

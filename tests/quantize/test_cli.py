@@ -14,11 +14,13 @@ from safetensors.numpy import save_file
 from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.spec import ModelSpec
 from specter.quantize import workspace
-from specter.quantize.cli import REPORT_FILE, main
+from specter.quantize.cli import main
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.layer import Int4Layer
+from specter.quantize.origin import REPORT_FILE
 from specter.quantize.quantizers import Gptq
 from specter.quantize.rtn import quantize_rtn
+from tests.helpers import exit_status
 from tools.standin.checkpoint import to_hub
 from tools.standin.network import init_weights
 
@@ -43,7 +45,8 @@ def test_quantizes_a_checkpoint(
     spec: ModelSpec, checkpoint: Path, calibration: Path, tmp_path: Path, method: str
 ) -> None:
     out = tmp_path / "deep" / method
-    assert main([f"checkpoint={checkpoint}", f"out={out}", f"method={method}", f"calibration={calibration}"]) == 0
+    arguments = [f"checkpoint={checkpoint}", f"out={out}", f"method={method}", f"calibration={calibration}"]
+    assert exit_status(main, arguments) == 0
     experts = read_directory(out, spec)
     gate_up, down = Checkpoint.open(checkpoint).experts(1)
     nearest = quantize_rtn(down, 128)
@@ -74,7 +77,7 @@ def test_few_tokens_are_reported_as_fallbacks(
 ) -> None:
     out = tmp_path / "out"
     arguments = [f"checkpoint={checkpoint}", f"out={out}", f"calibration={calibration}", "min_tokens=841"]
-    assert main(arguments) == 0
+    assert exit_status(main, arguments) == 0
     assert read_directory(out, spec).num_fallback == spec.num_moe_layers * spec.num_experts
 
 
@@ -105,7 +108,7 @@ def test_bad_arguments_are_refused(
     fault: str,
 ) -> None:
     arguments = [f"checkpoint={checkpoint}", f"out={tmp_path / 'out'}", f"calibration={calibration}", argument]
-    assert main(arguments) == 2
+    assert exit_status(main, arguments) == 2
     message = capsys.readouterr().err
     assert fault in message and "->" in message and "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +116,7 @@ def test_bad_arguments_are_refused(
 
 @pytest.mark.parametrize("absent", ["checkpoint", "out"])
 def test_both_directories_must_be_given(capsys: pytest.CaptureFixture[str], absent: str) -> None:
-    assert main([f"{key}=somewhere" for key in ("checkpoint", "out") if key != absent]) == 2
+    assert exit_status(main, [f"{key}=somewhere" for key in ("checkpoint", "out") if key != absent]) == 2
     assert f"{absent} is not given" in capsys.readouterr().err
 
 
@@ -121,7 +124,7 @@ def test_a_directory_in_use_is_left_alone(
     checkpoint: Path, calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    assert main([f"checkpoint={checkpoint}", f"out={tmp_path}", f"calibration={calibration}"]) == 2
+    assert exit_status(main, [f"checkpoint={checkpoint}", f"out={tmp_path}", f"calibration={calibration}"]) == 2
     assert str(tmp_path) in capsys.readouterr().err.replace("\n", "")
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
@@ -135,7 +138,7 @@ def test_a_killed_run_goes_on_and_repeats_nothing(
     checkpoint: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
 ) -> None:
     arguments = [f"checkpoint={checkpoint}", f"calibration={calibration}"]
-    assert main([*arguments, f"out={tmp_path / 'whole'}"]) == 0
+    assert exit_status(main, [*arguments, f"out={tmp_path / 'whole'}"]) == 0
 
     calls: list[int] = []
 
@@ -153,8 +156,7 @@ def test_a_killed_run_goes_on_and_repeats_nothing(
     quantize, save = Gptq.__call__, workspace.save_file
     monkeypatch.setattr(Gptq, "__call__", counting)
     monkeypatch.setattr(workspace, "save_file", cut_short)
-    with pytest.raises(KeyboardInterrupt):
-        main([*arguments, f"out={tmp_path / 'out'}"])
+    assert exit_status(main, [*arguments, f"out={tmp_path / 'out'}"]) == 130
     assert not (tmp_path / "out").exists()
     finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / ".out.partial").glob("model-*")}
     assert len(finished) == 2
@@ -164,7 +166,7 @@ def test_a_killed_run_goes_on_and_repeats_nothing(
     reads: list[int] = []
     experts = Checkpoint.experts
     monkeypatch.setattr(Checkpoint, "experts", lambda self, layer: (reads.append(layer), experts(self, layer))[1])
-    assert main([*arguments, f"out={tmp_path / 'out'}"]) == 0
+    assert exit_status(main, [*arguments, f"out={tmp_path / 'out'}"]) == 0
     assert reads == ([2] if cut == "in a layer" else [1, 2])  # the second layer's states are computed, not its codes
     assert finished.items() <= {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}.items()
     assert files(tmp_path / "out") == files(tmp_path / "whole")
@@ -180,7 +182,7 @@ def test_what_another_run_left_is_replaced(
     (partial / "origin").write_text("other options")
     (partial / "layer-0.json").write_text("{}")
     (partial / "model-00001-of-00003.safetensors").write_text("half a file")
-    assert main([f"checkpoint={checkpoint}", f"out={tmp_path / 'out'}", f"calibration={calibration}"]) == 0
+    assert exit_status(main, [f"checkpoint={checkpoint}", f"out={tmp_path / 'out'}", f"calibration={calibration}"]) == 0
     assert not partial.exists()
     assert len(list((tmp_path / "out").iterdir())) == spec.num_moe_layers + 3
     read_directory(tmp_path / "out", spec)

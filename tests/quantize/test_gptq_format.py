@@ -21,17 +21,15 @@ from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
     INDEX_FILE,
     PROJECTIONS,
-    SINGLE_FILE,
     pack,
     pack_words,
     read_directory,
     unpack,
     unpack_words,
 )
-from specter.quantize.gptq_writer import write_directory
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
-from tests.helpers import FAMILIES
+from tests.helpers import FAMILIES, SINGLE_FILE, write_directory
 
 Tensors = dict[str, Tensor]
 FIRST = "model.layers.1.mlp.experts.0.gate_proj"  # layer 0 is dense
@@ -106,21 +104,21 @@ def test_channels_must_fill_words() -> None:
 
 
 @pytest.mark.parametrize("sym", [True, False])
-@pytest.mark.parametrize("max_shard_bytes", [2**30, 1])
-def test_directory_round_trip(spec: ModelSpec, tmp_path: Path, sym: bool, max_shard_bytes: int) -> None:
+@pytest.mark.parametrize("has_index", [False, True])
+def test_directory_round_trip(spec: ModelSpec, tmp_path: Path, sym: bool, has_index: bool) -> None:
     experts = quantised(spec, sym)
-    write_directory(tmp_path, experts, spec, 16, max_shard_bytes)
+    write_directory(tmp_path, experts, spec, 16, has_index)
     read = read_directory(tmp_path, spec)
     assert all(same(getattr(read, name), getattr(experts, name)) for name in PROJECTIONS)
     assert (read.method, read.num_fallback) == ("rtn", 3)
-    assert (tmp_path / INDEX_FILE).exists() == (max_shard_bytes == 1)
+    assert (tmp_path / INDEX_FILE).exists() == has_index
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert config["sym"] == sym and config["group_size"] == 16 and config["bits"] == 4
     assert f"mlp.experts.{spec.num_experts - 1}.down_proj" in config["modules_in_block_to_quantize"][0]
 
 
 def test_index_states_sizes_and_places(spec: ModelSpec, tmp_path: Path) -> None:
-    write_directory(tmp_path, quantised(spec), spec, 16, max_shard_bytes=1)
+    write_directory(tmp_path, quantised(spec), spec, 16, has_index=True)
     index = json.loads((tmp_path / INDEX_FILE).read_text())
     shards = {path.name: load_file(path) for path in tmp_path.glob("*.safetensors")}
     assert len(shards) == spec.num_moe_layers
@@ -336,7 +334,7 @@ def test_a_truncated_file_is_named(spec: ModelSpec, tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_named(spec: ModelSpec, tmp_path: Path) -> None:
-    write_directory(tmp_path, quantised(spec), spec, 16, max_shard_bytes=1)
+    write_directory(tmp_path, quantised(spec), spec, 16, has_index=True)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(SpecterError, match="model-00002-of-00003"):
         read_directory(tmp_path, spec)

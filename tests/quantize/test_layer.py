@@ -17,12 +17,13 @@ from specter.models import layerwise
 from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.spec import ModelSpec
 from specter.quantize.activations import walk_moe_layers
-from specter.quantize.calibration import CALIBRATION, TOKENIZER, cut_windows, load_calibration
+from specter.quantize.calibration import CALIBRATION, TOKENIZER, load_calibration
 from specter.quantize.gptq import quantize_gptq
 from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error
 from specter.quantize.quantizers import Gptq, Rtn, build_int4
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import FAMILIES
+from tools.standin.calibration import cut_windows
 from tools.standin.checkpoint import to_hub
 from tools.standin.network import Network, experts_dense, init_weights
 

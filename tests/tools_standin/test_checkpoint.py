@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
+from specter.models.hub_config import config_of
 from specter.models.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
 from specter.models.names import canonical
 from specter.models.spec import ModelSpec
@@ -68,6 +69,9 @@ def test_saved_checkpoint_is_its_decoded_self(spec: ModelSpec, tmp_path: Path) -
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     save_standin(init_weights(TINY, 0), TINY, tmp_path)
     deeper = dataclasses.replace(TINY, num_layers=4)
+    with pytest.raises(SpecterError, match="another model"):
+        load_standin(deeper, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config_of(deeper)))
     with pytest.raises(SpecterError, match="layers.3"):
         load_standin(deeper, tmp_path)
 

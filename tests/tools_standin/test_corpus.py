@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
+from specter.arguments import parse_arguments, run_command
 from specter.errors import SpecterError
-from tools.standin.corpus import TOKENIZER, Deduplicator, is_validation, load_tokens, tokenize, train_tokenizer
+from specter.quantize.calibration import TOKENIZER
+from tools.standin.corpus import Deduplicator, is_validation, load_tokens, tokenize, train_tokenizer
 from tools.standin.sources import Source, is_english, read_source, strip_markup
-from tools.standin.train import parse_options
+from tools.standin.train import Options, run
 
 SENTENCE = "It is the first of the lines that a reader of this page will see, and it is in English. "
 
@@ -91,8 +93,8 @@ def test_tokens_file_is_checked(tmp_path: Path) -> None:
 
 
 def test_options() -> None:
-    options = parse_options(["model=deepseek_v2_lite", "seconds=5", "batch=3"])
+    options = parse_arguments(Options, ["model=deepseek_v2_lite", "seconds=5", "batch=3"])
     assert (options.seconds, options.batch) == (5.0, 3)
     for bad in ("modle=x", "batch=many", "model=gpt", "seconds"):
-        with pytest.raises(SpecterError):
-            parse_options([bad])
+        with pytest.raises(SystemExit, match="2"):
+            run_command(run, Options, [bad])

@@ -12,8 +12,7 @@ from pathlib import Path
 import yaml
 
 from specter.models.spec import ModelSpec
-from specter.quantize.gptq_writer import write_directory
-from tests.helpers import TINY, open_live, quantize, write_random
+from tests.helpers import TINY, open_live, quantize, write_directory, write_random
 from tests.workflow.conftest import ROOT, Checkout, environment
 
 SPEC: ModelSpec = dataclasses.replace(TINY, vocab=8192)  # the shipped tokenizer's

@@ -1,13 +1,11 @@
 """`python -m tools.standin.inflate checkpoint=DIR out=DIR`: a stand-in at full size, as a hub directory.
 
-The GPU runtime does not need the directory (30 GB): it reads `InflatedCheckpoint` layer by layer into its store.
+The GPU runtime does not need the directory: it reads `InflatedCheckpoint` layer by layer into its store.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,15 +17,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specter.arguments import parse_arguments
+from specter.arguments import run_command
 from specter.errors import SpecterError
-from specter.files import replacing_directory
-from specter.models.checkpoint import Checkpoint
+from specter.files import replacing_directory, write_json
+from specter.models.checkpoint import INDEX_FILE, Checkpoint
 from specter.models.full_size import FULL_SIZE
 from specter.models.hub_config import config_of
 from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.models.names import on_hub
-from specter.models.spec import ModelSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_BYTES = 4 * 2**30
@@ -35,7 +32,7 @@ MAX_SHARD_BYTES = 4 * 2**30
 
 @dataclass(frozen=True)
 class Options:
-    """The command line."""
+    """Writes a stand-in at full size (30 GB) as a hub directory."""
 
     checkpoint: Path  # the narrow stand-in
     out: Path  # directory to make
@@ -54,13 +51,8 @@ class Options:
             raise SpecterError(f"device={self.device} is not available", "use device=cpu")
 
 
-def checkpoint_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of all matrices of `spec`."""
-    return (spec.non_expert_params + spec.experts_params) * dtype.itemsize
-
-
 def write_shards(directory: Path, tensors: Iterable[tuple[str, Tensor]], progress: Progress, max_bytes: int) -> None:
-    """Writes tensors as they come into safetensors shards of at most `max_bytes`, and their index."""
+    """Writes a stream of tensors to safetensors shards of at most `max_bytes`, and their index."""
     task = progress.tasks[0].id
     weight_map: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
@@ -84,16 +76,16 @@ def write_shards(directory: Path, tensors: Iterable[tuple[str, Tensor]], progres
         progress.advance(task, tensor.nbytes)
     flush()
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+    write_json(directory / INDEX_FILE, index)
 
 
-def run(options: Options, console: Console) -> None:
+def run(options: Options) -> None:
     """Inflates, and writes the directory.
 
     Raises:
         SpecterError: anything wrong with the input, or a disk too small, before large work.
     """
-    start = time.perf_counter()
+    start, console = time.perf_counter(), Console(stderr=True)
     options.check()
     dtype, spec = DTYPES[options.dtype], FULL_SIZE[options.model]
     wide = InflatedCheckpoint(
@@ -104,11 +96,11 @@ def run(options: Options, console: Console) -> None:
         options.device,
         options.seed,
     )
-    needed = checkpoint_bytes(spec, dtype)
+    needed = (spec.non_expert_params + spec.experts_params) * dtype.itemsize  # of all matrices
     with replacing_directory(options.out) as directory:
         if (free := shutil.disk_usage(directory).free) < needed:
             raise SpecterError(f"{options.out} needs {needed} bytes, {free} are free", "give an out=DIR with more room")
-        (directory / "config.json").write_text(json.dumps(config_of(spec), indent=2) + "\n")
+        write_json(directory / "config.json", config_of(spec))
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress("{task.description}", *columns, console=console) as progress:
             progress.add_task(f"inflate {spec.name}", total=needed)
@@ -117,14 +109,9 @@ def run(options: Options, console: Console) -> None:
     console.print(f"{needed / 1e9:.1f} GB in {time.perf_counter() - start:.1f} s: {options.out}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        run(parse_arguments(Options, sys.argv[1:] if arguments is None else arguments), Console(stderr=True))
-    except SpecterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(run, Options, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,7 @@
-"""A network of any family for training: weights stacked over layers, routed experts as one tensor per layer.
+"""A training network of any family: weights stacked over layers, routed experts as one tensor per layer.
 
-Same function as transformers' models (checked in tests/tools_standin), written so that a whole training step is a few
-hundred kernels of static shape: it fits one CUDA graph and is not launch-bound.
+Equal to transformers' models (tests/tools_standin). A training step is a few hundred kernels of static shape, which fit
+one CUDA graph.
 
 Dims: B sequences of T tokens, D hidden, F expert intermediate, E experts, L layers, V vocabulary (docs/structure.md).
 """
@@ -25,7 +25,7 @@ from specter.models.spec import ModelSpec
 Weights = dict[str, Tensor]  # fp32, stacked over the layers that have them: [L or L_dense or L_moe, ...]
 Experts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-ROUTED = ("gate_up", "down")  # what the draft keeps in INT4
+ROUTED = ("gate_up", "down")  # INT4 in the draft
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -43,7 +43,7 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """What every layer has, for one of them."""
+    """The weights of every layer."""
     dim, width = spec.hidden, spec.num_kv_heads * spec.rope_dim
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (dim,), "q": (spec.num_heads * spec.qk_dim, dim)}
     if spec.is_latent:
@@ -58,12 +58,12 @@ def attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def dense_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """What a dense layer has besides; nothing where the model has none."""
+    """The further weights of a dense layer; empty without dense layers."""
     return _mlp_shapes("dense", spec.hidden, spec.dense_inter) if spec.num_dense_layers else {}
 
 
 def moe_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """What a MoE layer has besides."""
+    """The further weights of a MoE layer."""
     dim, inter = spec.hidden, spec.expert_inter
     shapes: dict[str, tuple[int, ...]] = {"router": (spec.num_experts, dim)}
     shapes |= _mlp_shapes("shared", dim, spec.shared_inter) if spec.shared_inter else {}
@@ -76,7 +76,7 @@ def _mlp_shapes(prefix: str, dim: int, inter: int) -> dict[str, tuple[int, ...]]
 
 
 def init_weights(spec: ModelSpec, seed: int, device: str = "cpu") -> Weights:
-    """Random fp32 weights; whatever writes to the residual stream starts small (1 / sqrt(2 L))."""
+    """Random fp32 weights; matrices that write to the residual stream are scaled by 1 / sqrt(2 L)."""
     generator = torch.Generator(device=device).manual_seed(seed)
     weights: Weights = {}
     for name, shape in weight_shapes(spec).items():
@@ -107,7 +107,7 @@ class NetworkOutput(NamedTuple):
 
 
 def experts_dense(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """All experts for all tokens, the unselected ones weighted 0: E/k times the arithmetic, but three plain products.
+    """All experts for all tokens, unselected ones weighted 0: E/k times the arithmetic in three plain products.
 
     h [T, D]; gains, ids [T, k]; gate_up [E, 2F, D]; down [E, D, F]; returns [T, D].
     """
@@ -119,7 +119,7 @@ def experts_dense(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: 
 
 
 class _Permute(torch.autograd.Function):
-    """Rows in a given order; the backward pass gathers too, where plain indexing would scatter with atomics."""
+    """Reorders rows; the backward pass gathers instead of scattering with atomics."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -138,7 +138,7 @@ def _permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 
 
 def experts_grouped(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Only the selected experts: rows sorted by expert, two grouped products. Shapes as in `experts_dense`."""
+    """Selected experts only: rows sorted by expert, two grouped products. Shapes as in `experts_dense`."""
     num_rows, top_k = ids.shape
     num_experts, dim, inter = down.shape
     ordered, order = ids.flatten().to(torch.uint8).sort(stable=True)
@@ -153,10 +153,10 @@ def experts_grouped(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down
 
 
 def train_route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """What `route` answers (weights and ids [rows, k]), with a gradient for the router wherever it decides.
+    """Weights and ids [rows, k] as `route` returns them, differentiable.
 
-    Sparsemixer's weight is exactly 1 as soon as no other expert is within the mask, which would teach the router
-    nothing: the gradient is that of its two softmaxes without the mask.
+    Sparsemixer's weight is exactly 1 if the mask leaves no other expert, which has no gradient: the gradient is that of
+    its two softmaxes without the mask.
     """
     if spec.router == "sparsemixer":
         gains, ids = sparsemixer(logits, spec.router_jitter)
@@ -196,7 +196,7 @@ class Network:
 
     def __call__(self, work: Weights, tokens: Tensor) -> NetworkOutput:
         """tokens int64 [B, T]; the norm before lm_head is applied."""
-        # index_select, not F.embedding: its backward pass needs no host synchronisation, so it can be captured.
+        # The backward pass of index_select, unlike that of F.embedding, does not synchronise: it can be captured.
         x = work["embed"].index_select(0, tokens.flatten()).view(*tokens.shape, -1).float()
         attention, dense, moe = (_by_layer(work, names) for names in (self._attention, self._dense, self._moe))
         routing, balance = [], []
@@ -222,7 +222,7 @@ class Network:
     def _run_head_losses(
         self, hidden: Tensor, noisy: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of `hidden`, and the KL divergence of what `noisy` predicts from it (its own side fixed)."""
+        """Cross-entropy of `hidden`, and the KL divergence of `noisy` predictions from it (`hidden` detached)."""
         log_probs = _head(hidden, head, bias).log_softmax(-1)
         noisy_log_probs = _head(noisy, head, bias).log_softmax(-1)
         cross_entropy = F.nll_loss(log_probs.flatten(0, 1), targets.flatten())
@@ -268,12 +268,12 @@ def _by_layer(work: Weights, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
 
 
 def int4_step(weight: Tensor) -> Tensor:
-    """Step of symmetric INT4 rounding with one group per row, [..., 1]: 16 levels, -8 … 7, span the row."""
+    """Step of symmetric INT4 rounding with one group per row, [..., 1], levels -8 … 7."""
     return (weight.abs().amax(-1, keepdim=True) / 7.5).clamp(min=1e-8)
 
 
 def round_to_int4(weight: Tensor) -> Tensor:
-    """Round-to-nearest INT4 and back, one group per row; the stand-ins' measuring draft."""
+    """Round-to-nearest INT4 and back, one group per row."""
     step = int4_step(weight)
     return (weight / step).round().clamp(-8, 7) * step
 

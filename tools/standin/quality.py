@@ -1,6 +1,6 @@
-"""What a trained stand-in is worth: loss, expert load, and how well an INT4 copy of its routed experts follows it.
+"""Quality of a trained stand-in: loss, expert load, and agreement with an INT4 copy of its routed experts.
 
-Everything is measured on the int8-decoded weights, with symmetric round-to-nearest INT4 (one group per row).
+Measured on the int8-decoded weights, with symmetric round-to-nearest INT4 (one group per row).
 """
 
 from __future__ import annotations
@@ -13,19 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specter.models.spec import ModelSpec
+from specter.probes.fidelity import set_match
 from tools.standin.network import ROUTED, Network, Weights, round_to_int4, working_copy
 
 UNION_SIZES = (1, 2, 4, 8, 16, 32)
-
-
-def int4_copy(weights: Weights) -> Weights:
-    """The draft's weights: routed experts rounded, everything else shared."""
-    return {name: round_to_int4(weight) if name in ROUTED else weight for name, weight in weights.items()}
-
-
-def expert_match(target: Tensor, draft: Tensor) -> Tensor:
-    """Share of the target's experts that the draft chose too, per layer: ids [L_moe, T, k] each -> [L_moe]."""
-    return (target[..., :, None] == draft[..., None, :]).any(-1).float().mean((1, 2))
 
 
 def union_sizes(ids: Tensor, num_windows: int = 3) -> dict[int, float]:
@@ -40,7 +31,7 @@ def union_sizes(ids: Tensor, num_windows: int = 3) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """INT4 copy against its target on the same text."""
+    """An INT4 copy against its target on the same text; matches are shares of the target's experts."""
 
     acceptance: float
     match_mean: float
@@ -56,11 +47,12 @@ class QualityMeter:
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         detached = {name: weight.detach().to(device) for name, weight in weights.items()}
         self._target = working_copy(detached, dtype)
-        self._draft = working_copy(int4_copy(detached), dtype)
+        rounded = {name: round_to_int4(detached[name]) for name in ROUTED}  # all other weights are shared
+        self._draft = working_copy(detached | rounded, dtype)
 
     @torch.no_grad()
     def teacher_forced(self, tokens: Tensor) -> Agreement:
-        """Agreement on given text, int64 [B, T]."""
+        """Agreement on a given text, int64 [B, T]."""
         target, target_ids = self._network.logits(self._target, tokens)
         draft, draft_ids = self._network.logits(self._draft, tokens)
         return _agreement(target.argmax(-1) == draft.argmax(-1), target_ids, draft_ids)
@@ -91,7 +83,7 @@ class QualityMeter:
         def choose(logits: Tensor, noise: Tensor) -> Tensor:
             return logits.argmax(-1) if temperature == 0 else (logits / temperature + noise).argmax(-1)
 
-        for new in range(num_new):  # whole sequences each time: causal, so what follows a position does not matter
+        for new in range(num_new):  # whole sequences: attention is causal, so later positions have no effect
             logits, _ = self._network.logits(self._target, tokens[:, :-1])
             tokens[:, num_prompt + new] = choose(logits[:, num_prompt + new - 1], gumbel[:, new])
         target, target_ids = self._network.logits(self._target, tokens[:, :-1])
@@ -127,5 +119,5 @@ def load_summary(load: Tensor) -> dict[str, Any]:
 
 
 def _agreement(same: Tensor, target_ids: Tensor, draft_ids: Tensor) -> Agreement:
-    match = expert_match(target_ids, draft_ids)
+    match = set_match(draft_ids, target_ids).mean(-1)  # [L_moe]
     return Agreement(round(float(same.float().mean()), 4), round(float(match.mean()), 4), round(float(match.min()), 4))

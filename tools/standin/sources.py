@@ -1,7 +1,6 @@
-"""Where the stand-ins' training text comes from: named Debian packages and CPython's own library.
+"""Sources of the stand-ins' training text: named Debian packages and CPython's library.
 
-Evaluation prompts (GSM8K, HumanEval) never come from here. Only plain text is taken from a package; nothing in
-it is run.
+Evaluation prompts (GSM8K, HumanEval) are not in them. Packages are unpacked, not installed.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _TAG = re.compile(r"<[^>]+>")
 
 @dataclass(frozen=True)
 class Source:
-    """One Debian package: which of its files (a glob below its root) hold text, and how to read them."""
+    """A Debian package, a glob of its text files below its root, and their kind."""
 
     package: str
     pattern: str
     kind: str = "plain"
-    max_chars: int = 12_000_000  # so that no single manual dominates
+    max_chars: int = 12_000_000  # no single manual dominates
 
 
 CAMPAIGNS = ("did", "dm", "dw", "ei", "httt", "l", "low", "nr", "sof", "sota", "sotbe", "thot", "trow", "tsg", "utbs")
@@ -90,7 +89,7 @@ def strip_markup(text: str) -> str:
 
 
 def is_english(text: str) -> bool:
-    """True where common English words make up 8 % or more of the words and nearly all characters are ASCII."""
+    """Whether common English words are 8 % or more of the words and nearly all characters are ASCII."""
     words = re.findall(r"[A-Za-z]+", text[:20000].lower())
     common = sum(word in {"the", "of", "to", "a", "and", "is", "in", "that", "for", "it"} for word in words)
     return len(words) > 40 and common >= 0.08 * len(words) and _ascii_share(text) > 0.97
@@ -102,7 +101,7 @@ def _ascii_share(text: str) -> float:
 
 
 def _grouped(pieces: list[str], separator: str = "\n\n", size: int = 6000) -> Iterator[str]:
-    """Short pieces joined to documents of about `size` characters."""
+    """Joins short pieces to documents of about `size` characters."""
     group: list[str] = []
     length = 0
     for piece in pieces:
@@ -160,7 +159,7 @@ def read_source(source: Source, root: Path) -> Iterator[str]:
     """Documents of one unpacked package, in path order, up to the source's limit.
 
     Raises:
-        SpecterError: the pattern matches no file (the package changed its layout).
+        SpecterError: the pattern matches no file.
     """
     paths = sorted(path for path in root.glob(source.pattern) if path.is_file() and path.suffix not in (".dat", ".u8"))
     if not paths:
@@ -191,7 +190,7 @@ def fetch_package(package: str, folder: Path) -> Path:
     """Downloads a package with apt (nothing is installed); returns the .deb.
 
     Raises:
-        SpecterError: apt is missing or does not know the package.
+        SpecterError: apt or the package is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = sorted(folder.glob(f"{package}_*.deb"))

@@ -1,10 +1,4 @@
-"""`python -m tools.standin.train model=deepseek_v2_lite`: trains a stand-in and measures it.
-
-Arguments are key=value: model (deepseek_v2_lite, qwen1_5_moe or phi3_5_moe), seconds (of the training loop), device
-(cuda or cpu), data (tokens.safetensors.xz), out (checkpoint directory), peak_lr, seed, batch, length, steps (a fixed
-number instead of seconds), variant (of the step).
-Writes config.json, model.safetensors (int8-coded) and training.json.
-"""
+"""`python -m tools.standin.train model=deepseek_v2_lite`: trains a stand-in and measures it."""
 
 from __future__ import annotations
 
@@ -12,7 +6,6 @@ import dataclasses
 import gc
 import json
 import platform
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,13 +14,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from specter.arguments import parse_arguments
+from specter.arguments import run_command
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.models.hub_config import config_of
 from specter.models.names import canonical
 from specter.models.spec import ModelSpec
+from specter.quantize.calibration import ROOT, TOKENIZER
 from tools.standin.checkpoint import load_standin, save_standin, to_hub
-from tools.standin.corpus import ROOT, TOKENIZER, TOKENS, build_corpus, load_tokens
+from tools.standin.corpus import TOKENS, build_corpus, load_tokens
 from tools.standin.network import Network, Weights
 from tools.standin.quality import QualityMeter, load_summary
 from tools.standin.specs import NARROW
@@ -56,37 +51,30 @@ SAMPLE_PROMPTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The command line."""
+    """Writes config.json, model.safetensors (int8-coded) and training.json. Builds the corpus if it is missing."""
 
-    model: str = "deepseek_v2_lite"
-    seconds: float = TrainSettings.seconds
+    model: str = "deepseek_v2_lite"  # or qwen1_5_moe, phi3_5_moe
+    seconds: float = TrainSettings.seconds  # of the training loop
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    data: str = str(TOKENS)
-    out: str = ""
+    data: Path = TOKENS
+    out: str = ""  # checkpoint directory; empty: data/standins/MODEL
     peak_lr: float = TrainSettings.peak_lr
     seed: int = TrainSettings.seed
     batch: int = TrainSettings.batch
     length: int = TrainSettings.length
     steps: int = 0  # 0: train for `seconds`
-    variant: str = ""  # how steps are run, e.g. grouped+compiled+graph; empty: try all and take the fastest
+    variant: str = ""  # of the step, for example grouped+compiled+graph; empty: try all and take the fastest
 
-
-def parse_options(arguments: list[str]) -> Options:
-    """key=value arguments to Options.
-
-    Raises:
-        SpecterError: unknown key or model, or a value of the wrong type.
-    """
-    options = parse_arguments(Options, arguments)
-    if options.model not in NARROW:
-        raise SpecterError(f"unknown model {options.model!r}", f"use one of {', '.join(NARROW)}")
-    return options
+    def check(self) -> None:
+        """Raises SpecterError for an unknown model."""
+        if self.model not in NARROW:
+            raise SpecterError(f"unknown model {self.model!r}", f"use one of {', '.join(NARROW)}")
 
 
 def pick_variant(
     spec: ModelSpec, settings: TrainSettings, device: str, tokens: Tensor, wanted: str
 ) -> tuple[Trainer, dict[str, float | str]]:
-    """The fastest way to run a step on this device, with each way's ms per step (or why it does not run)."""
+    """A trainer with the fastest step variant, and each variant's ms per step or error."""
     if device != "cuda":
         return Trainer(spec, settings, device, CPU_VARIANT), {}
     timings: dict[str, float | str] = {}
@@ -96,7 +84,7 @@ def pick_variant(
         try:
             trainer = Trainer(spec, settings, device, variant)
             step_ms = time_variant(trainer, tokens)
-        except (RuntimeError, AttributeError, SpecterError) as error:  # beyond this GPU or this torch
+        except (RuntimeError, AttributeError, SpecterError) as error:  # not supported by this GPU or torch
             timings[str(variant)] = f"failed: {str(error)[:300]}"
             print(variant, timings[str(variant)], flush=True)
             continue
@@ -115,7 +103,7 @@ def pick_variant(
 
 
 def transformers_difference(weights: Weights, spec: ModelSpec, tokens: Tensor) -> float:
-    """Largest fp32 logit difference to transformers' model of the family, relative to the largest logit."""
+    """Largest fp32 logit difference to transformers' model, relative to the largest logit."""
     import transformers
 
     config = config_of(spec)
@@ -157,19 +145,19 @@ def measure(weights: Weights, spec: ModelSpec, valid: Tensor, device: str, scale
     return result
 
 
-def run(options: Options) -> dict[str, Any]:
-    """Trains, saves, measures; returns the content of training.json."""
+def run(options: Options) -> None:
+    options.check()
     spec = NARROW[options.model]
     out = Path(options.out) if options.out else ROOT / "data" / "standins" / options.model
     settings = TrainSettings(options.seconds, options.batch, options.length, options.peak_lr, seed=options.seed)
-    if Path(options.data) == TOKENS and not TOKENS.is_file():
+    if options.data == TOKENS and not TOKENS.is_file():
         print("building the corpus and the tokenizer first", flush=True)
         build_corpus()
-    arrays = load_tokens(Path(options.data))
-    provenance = Path(options.data).parent / "corpus.json"
-    if not provenance.is_file():
-        raise SpecterError(f"no {provenance}", "keep corpus.json, which names the text's sources, beside the tokens")
-    corpus = json.loads(provenance.read_text())
+    arrays = load_tokens(options.data)
+    sources = options.data.parent / "corpus.json"
+    if not sources.is_file():
+        raise SpecterError(f"no {sources}", "keep corpus.json, which names the text's sources, beside the tokens")
+    corpus = json.loads(sources.read_text())
     tokens = {name: torch.from_numpy(values.astype("int32")).to(options.device) for name, values in arrays.items()}
     print({name: len(values) for name, values in tokens.items()}, flush=True)
     trainer, timings = pick_variant(spec, settings, options.device, tokens["train"], options.variant)
@@ -207,27 +195,15 @@ def run(options: Options) -> dict[str, Any]:
         "int4_agreement_while_training": agreements,
         "corpus": corpus,
     }
-    _write(record, out)
+    write_json(out / "training.json", record)
     weights = load_standin(spec, out)
     few = tokens["valid"][:128].view(2, 64).long().cpu()
     record["transformers_max_rel_diff"] = transformers_difference(weights, spec, few)
     record |= measure(weights, spec, tokens["valid"], options.device, scale=2 if options.steps else 24)
-    _write(record, out)
-    return record
-
-
-def _write(record: dict[str, Any], folder: Path) -> None:
-    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-
-
-def main() -> None:
-    try:
-        record = run(parse_options(sys.argv[1:]))
-    except SpecterError as error:
-        sys.exit(f"error: {error}")
+    write_json(out / "training.json", record)
     shown = ("num_steps", "transformers_max_rel_diff", "valid_loss", "load", "teacher_forced", "samples")
     print(json.dumps({key: record.get(key) for key in shown}, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(run, Options)

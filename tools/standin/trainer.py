@@ -1,4 +1,4 @@
-"""The training loop of a stand-in: one captured CUDA graph per step on a GPU, the same step plainly on a CPU."""
+"""The training loop of a stand-in: a step is one captured CUDA graph on a GPU, eager on a CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tools.standin.network import (
 class TrainSettings:
     """All choices of one training run; written into training.json."""
 
-    seconds: float = 190.0  # wall time of the loop itself; that of the shipped checkpoint
+    seconds: float = 190.0  # wall time of the loop
     batch: int = 40
     length: int = 768
     peak_lr: float = 4e-3
@@ -36,9 +36,9 @@ class TrainSettings:
     warmup_frac: float = 0.02
     weight_decay: float = 0.1
     balance_weight: float = 0.003
-    # Two measures that make the INT4 copy of so narrow a model follow it about as well as a large model's copy does:
-    # routed experts' rows are clipped to this many times their RMS after every step (Gaussian rows reach 2.6), and in
-    # the last share of the run a second pass with noise of one INT4 step on the experts must predict the same.
+    # Two measures that bring the INT4 copy's agreement to the level of a large model: after every step, routed experts'
+    # rows are clipped to `expert_clip` times their RMS (Gaussian rows reach 2.6); in the last `consistency_frac` of the
+    # run, a second pass with noise of one INT4 step on the experts is trained to predict the same.
     expert_clip: float = 1.9
     consistency_frac: float = 0.35
     consistency_weight: float = 4.0
@@ -48,7 +48,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class StepVariant:
-    """How a step is executed; all variants compute the same function."""
+    """Execution of a step; all variants compute the same function."""
 
     grouped: bool
     compiled: bool
@@ -115,7 +115,7 @@ class Trainer:
             self._run_consistent = self._capture(self._consistent_step)
 
     def reset(self) -> None:
-        """Forgets the optimizer's moments and step count (steps at learning rate 0 left only those)."""
+        """Zeroes the optimizer's moments and step count, the only effect of steps at learning rate 0."""
         for state in self._optimizer.state.values():
             for value in state.values():
                 value.zero_()
@@ -162,7 +162,7 @@ class Trainer:
         self._losses += torch.stack((cross_entropy.detach(), balance.detach(), consistency.detach()))
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        # Learning rate 0: the warm-up steps compile everything and create the optimizer's state, moving no weight.
+        # Warm-up steps at learning rate 0 compile kernels and create the optimizer's state; weights do not move.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -174,13 +174,13 @@ class Trainer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        self._optimizer.zero_grad(set_to_none=True)  # the gradients live on in the graph's own memory
+        self._optimizer.zero_grad(set_to_none=True)  # gradients stay in the graph's memory
         self.reset()
         return graph.replay
 
 
 def learning_rate(settings: TrainSettings, progress: float) -> float:
-    """Linear warm-up, then cosine decay; progress 0 … 1 is the share of the time that is over."""
+    """Linear warm-up, then cosine decay; progress 0 … 1 is the elapsed share of the time."""
     if progress < settings.warmup_frac:
         return settings.peak_lr * (progress + 0.02 * settings.warmup_frac) / (1.02 * settings.warmup_frac)
     share = min((progress - settings.warmup_frac) / (1 - settings.warmup_frac), 1.0)
@@ -196,7 +196,7 @@ def random_batch(tokens: Tensor, settings: TrainSettings, generator: torch.Gener
 
 
 def time_variant(trainer: Trainer, tokens: Tensor, num_steps: int = 10) -> float:
-    """Mean ms of a plain step over `num_steps` after two more warm-up steps; leaves the trainer as it was."""
+    """Mean ms of a plain step over `num_steps` after two warm-up steps; the trainer is reset."""
     generator = torch.Generator(device=tokens.device).manual_seed(1)
     batch = random_batch(tokens, trainer.settings, generator)
     for _ in range(2):
@@ -222,7 +222,7 @@ def train(
     sync_every: int = 20,
     report_every: int = 200,
 ) -> int:
-    """Trains until the settings' time is over (or `max_steps`); returns the number of steps.
+    """Trains for the settings' time (or `max_steps`); returns the number of steps.
 
     Args:
         tokens: int32 [N] on the trainer's device.
@@ -242,7 +242,7 @@ def train(
         trainer.step(random_batch(tokens, settings, generator), consistent=progress >= 1 - settings.consistency_frac)
         step += 1
         if trainer.device == "cuda" and step % sync_every == 0:
-            torch.cuda.synchronize()  # keeps the schedule, which follows the clock, in step with the device
+            torch.cuda.synchronize()  # the schedule follows the clock
         elapsed = time.perf_counter() - start
         progress = elapsed / settings.seconds if max_steps is None else step / max_steps
         if step % report_every == 0 or progress >= 1.0:
