@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
+from specter.config import ModelConfig
 from specter.errors import SpecterError
 from specter.files import replacing
 from specter.progress import make_progress
@@ -60,6 +61,11 @@ def steps(items: Sequence[Item], description: str, progress: Progress) -> Iterat
             print(f"{description}: {done}/{len(items)}, about {left:.0f} s left", file=sys.stderr, flush=True)
         yield item
         progress.advance(task)
+
+
+def model_columns(model: ModelConfig) -> dict[str, str]:
+    """The columns that name a model in every table."""
+    return {"model": model.name, "checkpoint_kind": model.checkpoint_kind, "charged_as": model.charged_as}
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:

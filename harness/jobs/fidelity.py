@@ -20,7 +20,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from harness.jobs import progress_bar, write_table
+from harness.jobs import model_columns, progress_bar, write_table
 from harness.plan import compose
 from harness.recordings import read_manifest
 from harness.scales import Probe, load_probe
@@ -245,15 +245,9 @@ def measure(options: Options) -> pd.DataFrame:
     with progress_bar() as progress, torch.inference_mode():
         task = progress.add_task(f"fidelity {model.name}", total=checkpoint.spec.num_layers)
         result = study(checkpoint, drafts, texts, probe.window, probe.device, lambda: progress.advance(task))
-    named: dict[str, Any] = {
-        "model": model.name,
-        "checkpoint_kind": model.checkpoint_kind,
-        "charged_as": model.charged_as,
-        "num_requests": len(found),
-        "num_pairs": len(found) * checkpoint.spec.num_moe_layers,
-        "window": probe.window,
-    }
-    return rows(result, found, texts).assign(**named)
+    num_pairs = len(found) * checkpoint.spec.num_moe_layers
+    counts = {"num_requests": len(found), "num_pairs": num_pairs, "window": probe.window}
+    return rows(result, found, texts).assign(**model_columns(model), **counts)
 
 
 def _check_tokens(tokens: Tensor, spec: ModelSpec) -> None:

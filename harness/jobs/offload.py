@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from baselines import transformers_offload
-from harness.jobs import progress_bar, write_table
+from harness.jobs import model_columns, progress_bar, write_table
 from harness.plan import compose
 from specter.arguments import run_command
 from specter.models.cpu.live import LiveModel
@@ -45,17 +45,8 @@ def main(options: Options) -> None:
     rows.append(ours | {"ttft_ms": times[0], "tpot_ms": statistics.median(times[1:])})
     frame = pd.DataFrame(rows)
     frame["agrees_with_ours"] = [tokens == result.generation.tokens for tokens in frame["tokens"]]
-    named: dict[str, str | int] = {
-        "model": config.model.name,
-        "checkpoint_kind": config.model.checkpoint_kind,
-        "charged_as": config.model.charged_as,
-        "num_prompt_tokens": len(prompt),
-        "num_new_tokens": NUM_TOKENS,
-        "threads": config.threads,
-    }
-    for column, value in named.items():
-        frame[column] = value
-    write_table(options.out, frame.drop(columns="tokens"))
+    counts = {"num_prompt_tokens": len(prompt), "num_new_tokens": NUM_TOKENS, "threads": config.threads}
+    write_table(options.out, frame.drop(columns="tokens").assign(**model_columns(config.model), **counts))
     print(frame[["system", "tpot_ms", "agrees_with_ours"]].to_string())
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from harness.jobs import progress_bar, steps, write_table
+from harness.jobs import model_columns, progress_bar, steps, write_table
 from harness.plan import ProbePlan, TextKey, probe_plan
 from harness.recordings import Entry, read_manifest
 from specter.arguments import run_command
@@ -126,9 +126,8 @@ def measure(plan: ProbePlan, manifests: Sequence[Path]) -> list[Row]:
 def main(options: Options) -> None:
     plan = probe_plan(options.scale, options.model)
     torch.set_num_threads(plan.base.threads)
-    model = plan.base.model
-    named = {"model": model.name, "checkpoint_kind": model.checkpoint_kind, "charged_as": model.charged_as}
-    frame = pd.DataFrame([named | {"layer": -1, "k": 0} | row for row in measure(plan, options.manifests)])
+    named = model_columns(plan.base.model) | {"layer": -1, "k": 0}
+    frame = pd.DataFrame([named | row for row in measure(plan, options.manifests)])
     write_table(options.out, frame)
     means = frame.groupby(["quantity", "mode"])["value"].mean().unstack()
     print(means.loc[["fidelity", "acceptance", "distinct_4grams"]].to_string(float_format="%.4f"))
