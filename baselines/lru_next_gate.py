@@ -12,29 +12,35 @@ has run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from specter.experts.policies.planner import Plan
+from specter.experts.policies.base import PREDICTORS, NextLayerPredictor, Plan
 from specter.models.base import Routing
 from specter.models.spec import ExpertId
 
 
-class NextGate:
+@PREDICTORS.register("next_gate")
+class NextGate(NextLayerPredictor):
     """Plans the next layer's loads from its predicted routing: by rows that name an expert, then by rank.
 
     Args:
-        num_guesses: how many of a row's experts to believe; None for all.
+        num_guesses: how many of a row's experts to load; None for all.
     """
+
+    is_active = True
 
     def __init__(self, num_guesses: int | None = None) -> None:
         self._num_guesses = num_guesses
 
     def plan(self, layer: int, predicted: Routing, num_experts: int, is_present: Callable[[ExpertId], bool]) -> Plan:
-        """`predicted`: [rows, top_k] of MoE layer `layer`."""
         by_rank = predicted[:, : self._num_guesses].T.ravel()
         experts, first, counts = np.unique(by_rank, return_index=True, return_counts=True)
         protect = np.zeros((layer + 1, num_experts), np.bool_)
         protect[layer, experts] = True
         ordered = [ExpertId(layer, int(experts[i])) for i in np.lexsort((first, -counts))]
         return Plan([expert for expert in ordered if not is_present(expert)], protect)
+
+
+PREDICTORS.register("next_gate_2")(partial(NextGate, num_guesses=2))

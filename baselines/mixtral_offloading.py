@@ -20,13 +20,14 @@ spare buffer, and runs beside the compute stream, without which it could gain no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from specter.experts.residency import Slot
-from specter.experts.transfer import Mover, SendBack, Transfer
+from specter.experts.transfer import TRANSFERS, Backend, Transfer
 from specter.models.spec import ExpertId
-from specter.timeline.base import Event, LaneTotals, Mark, T, Timeline, Work
+from specter.timeline.base import Event, T, Timeline, Work
 
 
 class OneStream:
@@ -42,6 +43,11 @@ class OneStream:
         self.ops = inner.ops
         self._last_compute: tuple[Event, ...] = ()
         self._last_copy: tuple[Event, ...] = ()
+        self.now_ns, self.wait, self.wait_first, self.is_done = (
+            inner.now_ns, inner.wait, inner.wait_first, inner.is_done
+        )  # fmt: skip
+        self.elapsed_ns, self.drain = inner.elapsed_ns, inner.drain
+        self.totals, self.mark, self.totals_at = inner.totals, inner.mark, inner.totals_at
 
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, Event]:
         result, done = self._inner.compute(work, run, after=(*after, *self._last_copy))
@@ -53,57 +59,25 @@ class OneStream:
         self._last_copy = (done,)
         return done
 
-    def wait(self, event: Event) -> None:
-        self._inner.wait(event)
 
-    def wait_first(self, events: Sequence[Event]) -> None:
-        self._inner.wait_first(events)
-
-    def is_done(self, event: Event) -> bool:
-        return self._inner.is_done(event)
-
-    def elapsed_ns(self, start: Event, end: Event) -> int:
-        return self._inner.elapsed_ns(start, end)
-
-    def now_ns(self) -> int:
-        return self._inner.now_ns()
-
-    def drain(self) -> None:
-        self._inner.drain()
-
-    def totals(self) -> LaneTotals:
-        return self._inner.totals()
-
-    def mark(self) -> Mark:
-        return self._inner.mark()
-
-    def totals_at(self, mark: Mark) -> LaneTotals:
-        return self._inner.totals_at(mark)
-
-
+@TRANSFERS.register("swap")
 class SwapTransfer(Transfer):
-    """A load moves the expert that it displaces out as well.
+    """A load also moves the displaced expert out.
 
-    Args:
-        stream: what a fetch is issued on, in order with compute.
-        beside: what a prefetch is issued on.
-        write_back: moves the displaced expert's bytes; on the virtual clock there is nothing to move.
+    Fetches are issued in order with compute; prefetches run beside it.
     """
 
-    def __init__(
-        self, stream: Timeline, beside: Timeline, payload_bytes: int, mover: Mover, write_back: SendBack
-    ) -> None:
-        super().__init__(stream, payload_bytes, mover)
-        self._write_back = write_back
-        self._beside = Transfer(beside, payload_bytes, mover)
-        self._streams = {False: stream, True: beside}
+    def __init__(self, backend: Backend, payload_bytes: int, num_buffers: int = 0) -> None:
+        super().__init__(replace(backend, timeline=OneStream(backend.timeline)), payload_bytes)
+        self._write_back = backend.open_write_back(num_buffers)
+        self._beside = Transfer(backend, payload_bytes)
 
     def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool, after: Iterable[Event] = ()) -> Event:
-        if slot.generation > 1:  # the slot had an expert before
+        timeline = self._beside.timeline if is_prefetch else self.timeline
+        if slot.generation > 1:  # the slot held another expert before
             used = () if slot.last_use is None else (slot.last_use,)
-            copy = partial(self._write_back, slot.index)
-            left = self._streams[is_prefetch].copy(self.payload_bytes, copy, after=used, label="write back")
-            after = (*after, left)
+            write_back = partial(self._write_back, slot.index)
+            after = (*after, timeline.copy(self.payload_bytes, write_back, after=used, label="write back"))
         if is_prefetch:
-            return self._beside.load(expert, slot, True, after)
-        return super().load(expert, slot, False, after)
+            return self._beside.load(expert, slot, is_prefetch, after)
+        return super().load(expert, slot, is_prefetch, after)

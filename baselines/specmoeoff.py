@@ -19,52 +19,38 @@ says what is allocated beside what the budget charges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specter.experts.policies.planner import Plan
+from specter.experts.policies.base import PLANNERS, Plan, Planner, Pool, last_copy
+from specter.experts.policies.three_phase import top_m_plan
 from specter.models.base import Choose, DraftStep, Model, TargetPass
-from specter.models.spec import ExpertId
-from specter.timeline.costs import CostModel
+from specter.speculation.drafts import DRAFTS, DraftKind
+from specter.timeline.base import Event
+from specter.timeline.costs import INT4_BITS, CostModel
 from specter.timeline.hardware import Hardware
 
 
-class TwoPlansPlanner:
+@PLANNERS.register("two_plans")
+class TwoPlansPlanner(Planner):
     """After the first and the second draft token: the Top-M experts by count of every layer, M its residents."""
 
-    joins_before_verify = True
     BOUNDARIES = (1, 2)
 
-    def __init__(self, residents_per_layer: Sequence[int], payload_bytes: int) -> None:
-        self._top_m = residents_per_layer
-
-    def begin_round(self, draft_len: int) -> None:
-        pass
+    def __init__(self, pool: Pool) -> None:
+        self._top_m = pool.quotas
 
     def is_boundary(self, num_drafted: int) -> bool:
         return num_drafted in self.BOUNDARIES
 
     def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
-        ranked = np.argsort(-counts, axis=1, kind="stable")  # by count, then by expert number
-        wanted = [
-            ExpertId(layer, int(expert))
-            for layer, top_m in enumerate(self._top_m)
-            for expert in ranked[layer, :top_m]
-            if counts[layer, expert]
-        ]
-        protect = np.zeros(counts.shape, np.bool_)
-        for expert in wanted:
-            protect[expert] = True
-        return Plan([expert for expert in wanted if not present[expert]], protect)
+        return top_m_plan(self._top_m, counts, present)[0]
 
-    def observe_step(self, step_ms: float) -> None:
-        pass
-
-    def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
-        pass
+    def barrier(self, batches: Sequence[Sequence[Event]]) -> Sequence[Event]:
+        return last_copy(batches)
 
 
 class TwoModels:
@@ -104,6 +90,15 @@ class TwoModels:
         self._num_drafted = min(self._num_drafted, length)
 
 
+def join(target: Model, make_draft: Callable[[], Model]) -> Model:
+    return TwoModels(target, make_draft())
+
+
+DRAFTS.register("own")(DraftKind(is_own=True, join=join))
+# It drafts with the 16-bit values, as the module says, so its tokens are those of "own".
+DRAFTS.register("own_int4")(DraftKind(is_own=True, join=join, weight_bits=INT4_BITS, recorded_as="own"))
+
+
 @dataclass(frozen=True, slots=True)
 class Iteration:
     """One simulated round of `choose_k`'s cost model."""
@@ -132,7 +127,7 @@ def simulate(
     layers, rows = costs.spec.num_moe_layers, k + 1
     missing = max(union - num_slots / layers, 0.0) * layers
     moe = costs.experts(max(round(union), 1), costs.num_tiles(rows))
-    mixes = [costs.mix(layer, costs.num_tiles(rows)) for layer in range(costs.spec.num_layers)]
+    mixes = [costs.attend_and_route(layer, costs.num_tiles(rows)) for layer in range(costs.spec.num_layers)]
     return Iteration(
         h2d_ms=missing * hardware.copy_ns(costs.payload_bytes) / 1e6,
         moe_ms=layers * hardware.compute_ns(moe) / 1e6,

@@ -15,29 +15,32 @@ instead, in `dtype=bfloat16`.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from bench.eager import load_eager
-from specter.arguments import parse_arguments
+from specter.arguments import run_command
 from specter.errors import SpecterError
-from specter.models.checkpoint import Checkpoint
+from specter.files import write_json
+
+if TYPE_CHECKING:  # imported where it is used: every run imports this package, and replays run without torch
+    import torch
+    from torch import Tensor
+
+    from specter.models.spec import ModelSpec
 
 KINDS = ("resident", "cpu_offload", "disk_offload")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Decodes with the transformers library, resident and offloaded, and writes the times per token."""
+
     checkpoint: Path
     out: Path
     device: str = "cpu"  # where modules run, or cuda
@@ -46,7 +49,9 @@ class Options:
     dtype: str = "float32"  # or bfloat16
 
     def check(self) -> None:
-        """Raises SpecterError for a device or a type that there is not."""
+        """Raises SpecterError for an unknown data type or a device that is not available."""
+        import torch
+
         if self.dtype not in DTYPES:
             raise SpecterError(f"dtype={self.dtype} is unknown", f"use one of: {', '.join(DTYPES)}")
         kind = self.device.partition(":")[0]
@@ -55,8 +60,48 @@ class Options:
             raise SpecterError(what, "use device=cpu, or a machine with a CUDA device")
 
 
+class Weights(Protocol):
+    """`Checkpoint` or `InflatedCheckpoint`."""
+
+    spec: ModelSpec
+
+    def tensor(self, name: str) -> Tensor: ...
+
+    def experts(self, layer: int) -> tuple[Tensor, Tensor]: ...
+
+
+def load_eager(weights: Weights, device: torch.device | str, dtype: torch.dtype) -> Any:
+    """transformers' model of the family on the same weights, built on the meta device and then assigned them."""
+    import torch
+    import transformers
+
+    from specter.models.hub_config import config_of
+    from specter.models.names import canonical
+
+    spec = weights.spec
+    values = {**config_of(spec), "attn_implementation": "sdpa"}
+    model_class: Any = getattr(transformers, values["architectures"][0])
+    config = model_class.config_class.from_dict(values)
+    with torch.device("meta"):
+        model = model_class(config)
+    state: dict[str, Tensor] = {}
+    for stored in model.state_dict():
+        name = canonical(spec.family, stored)
+        if name.endswith(".experts.gate_up_proj"):
+            gate_up, down = weights.experts(int(name.split(".")[2]) - spec.num_dense_layers)
+            state[stored] = gate_up.to(device, dtype)
+            state[stored.replace("gate_up_proj", "down_proj")] = down.to(device, dtype)
+        elif ".experts." not in name:
+            source = "model.embed_tokens.weight" if name == "lm_head.weight" and spec.tied else name
+            state[stored] = weights.tensor(source).to(device, dtype)
+    model.load_state_dict(state, strict=True, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # its buffers are in no checkpoint
+    return model.eval()
+
+
 def offload(model: Any, kind: str, device: str, scratch: Path) -> Any:
     """Puts the library's offload hooks on the model. Raises SpecterError for an unknown kind."""
+    import torch
     from accelerate import cpu_offload, disk_offload
 
     if kind == "resident":
@@ -68,32 +113,38 @@ def offload(model: Any, kind: str, device: str, scratch: Path) -> Any:
     raise SpecterError(f"offload {kind!r} is unknown", f"use one of: {', '.join(KINDS)}")
 
 
-@torch.inference_mode()
 def generate(model: Any, prompt: list[int], num_tokens: int, device: str) -> tuple[list[int], list[float]]:
     """Greedy tokens, and the time of each, ms; the first is the prompt's pass."""
+    import torch
+
     tokens: list[int] = []
     times: list[float] = []
     cache, inputs = None, torch.tensor([prompt], device=device)
-    for _ in range(num_tokens):
-        begin = time.perf_counter()
-        output = model(inputs, past_key_values=cache, use_cache=True)
-        tokens.append(int(output.logits[0, -1].argmax()))
-        times.append((time.perf_counter() - begin) * 1e3)
-        cache, inputs = output.past_key_values, torch.tensor([[tokens[-1]]], device=device)
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            begin = time.perf_counter()
+            output = model(inputs, past_key_values=cache, use_cache=True)
+            tokens.append(int(output.logits[0, -1].argmax()))
+            times.append((time.perf_counter() - begin) * 1e3)
+            cache, inputs = output.past_key_values, torch.tensor([[tokens[-1]]], device=device)
     return tokens, times
 
 
 def measure(options: Options, prompt: list[int], report: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """One row per kind of offload: tokens, time to the first one, median time of the others.
+    """One row per kind of offload: tokens, time to the first one, median time of the others, ms.
 
     Raises:
-        SpecterError: no such device or type, before anything is loaded.
+        SpecterError: an unknown data type or a device that is not available, before anything is loaded.
     """
+    import torch
+
+    from specter.models.checkpoint import Checkpoint
+
     options.check()
     rows = []
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as scratch:
-            model = load_eager(Checkpoint.open(options.checkpoint), "cpu", DTYPES[options.dtype])
+            model = load_eager(Checkpoint.open(options.checkpoint), "cpu", getattr(torch, options.dtype))
             model = offload(model, kind, options.device, Path(scratch))
             tokens, times = generate(model, prompt, options.num_tokens, options.device)
         rows.append(
@@ -104,15 +155,12 @@ def measure(options: Options, prompt: list[int], report: Callable[[str], None] =
     return rows
 
 
-def main() -> None:
-    try:
-        options = parse_arguments(Options, sys.argv[1:])
-        torch.set_num_threads(options.threads)
-        rows = measure(options, prompt=list(range(1, 17)))
-    except SpecterError as error:
-        sys.exit(f"error: {error}")
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+def main(options: Options) -> None:
+    import torch
+
+    torch.set_num_threads(options.threads)
+    write_json(options.out, measure(options, prompt=list(range(1, 17))))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, Options)

@@ -92,7 +92,7 @@ class NarrowModel:
         target = decoder.target_pass(prompt, 0, len(prompt))
         routings = []
         for layer in range(spec.num_layers):
-            routing = target.mix(layer)
+            routing = target.attend_and_route(layer)
             if routing is None:
                 continue
             routings.append(routing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ import yaml
 
 from bench.int4 import Int4Layer
 from bench.unfused import UnfusedDraft
-from specter.build import build_engine, build_model
+from specter.build import build_engine
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
 from specter.errors import SpecterError
 from specter.experts.cache import CacheState
+from specter.experts.transfer import Backend
+from specter.memory import num_slots
 from specter.metrics import Metrics, accesses, summarize
 from specter.models.cuda.bed import Bed
 from specter.models.cuda.draft import Draft
@@ -27,7 +29,10 @@ from specter.models.cuda.no_gc import no_gc
 from specter.models.spec import ExpertId
 from specter.recording import Recording, RecordingModel
 from specter.records import Generation
+from specter.registry import import_modules
+from specter.resolve import ResolvedRun
 from specter.speculation.accept import TokenSampler
+from specter.speculation.drafts import DRAFTS
 from specter.timeline.base import Timeline
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware, load_hardware
@@ -43,6 +48,7 @@ NO_GRAPHS = "no graphs"
 NO_OVERLAP = "no overlap"
 NO_FUSED_KERNEL = "no fused kernel"
 CONF = Path("conf")
+import_modules("baselines")
 
 
 def load_group(group: str, name: str) -> dict[str, Any]:
@@ -197,9 +203,11 @@ def run_cell(
     """
     config = cell.config()
     bed.poison()  # or the last cell's experts would stand in for copies that have not arrived
-    recorder = RecordingModel(build_model(config, bed.model, bed.own_draft))
+    recorder = RecordingModel(DRAFTS[config.system.draft].join(bed.model, bed.own_draft))
     costs = CostModel(bed.spec, TILE_ROWS, KV_CAPACITY)
-    engine = build_engine(config, recorder, TokenSampler(), bed.move, make_timeline(), costs, bed.open_write_back)
+    run = ResolvedRun(config, costs, num_slots(config.model, config.budget, config.system, costs))
+    backend = Backend(make_timeline(), bed.move, bed.open_write_back)
+    engine = build_engine(run, recorder, TokenSampler(), backend)
     if warm is None:
         if warmup_tokens:
             engine.generate(warmup, warmup_tokens)
@@ -231,7 +239,7 @@ def measure(generations: Generations, hardware: Hardware) -> CellResult:
             metrics.append({"tpot_ms": window_ms / (len(generation.tokens) - 1), "ttft_ms": ttft_ms})
             continue
         rounds = accesses(generation, recording)
-        system = SystemConfig(**load_group("system", cell.system))
-        metrics.append(summarize(generation, rounds, residents, generations.num_slots, system, costs, hardware))
+        run = ResolvedRun(replace(cell.config(), hardware=hardware), costs, generations.num_slots)
+        metrics.append(summarize(run, generation, rounds, residents))
     tokens = [generation.tokens for generation, _, _ in generations.texts]
     return CellResult(cell, metrics, tokens, hardware.link_bytes_per_s, generations.warm.warmed_by)

@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from baselines.transformers_offload import load_eager
 from bench import agreement, int4
-from bench.eager import EXPERTS, decode_eager, load_eager
+from bench.eager import EXPERTS, decode_eager
 from bench.floors import StepBytes, ms_at
 from bench.measure import Sample, device_ms
 from bench.report import Report, Row

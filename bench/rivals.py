@@ -79,7 +79,7 @@ def _run(
 ) -> CellResult:  # fmt: skip
     system, prompt_len = cell.config().system, len(prompts[0])
     bed = beds.get(cell, prompt_len)
-    bed.capture({1, prompt_len}, foresees=system.foresight != "none")
+    bed.capture({1, prompt_len}, foresees=system.predictor != "none")
     texts = prompts[: num_prompts(system)]
     generations = run_cell(cell, bed, texts, warmup, lambda: CudaTimeline(budget.device), NUM_TOKENS, WARMUP_TOKENS)
     return measure(generations, machine)

@@ -23,12 +23,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 from harness.scales import CONF, Experiment, Scale, load, load_experiment, load_scale
-from specter.config import OWN, SHARED, BudgetConfig, RunConfig, SamplingConfig, SystemConfig, from_values, validate
+from specter.config import LABELS, BudgetConfig, RunConfig, SamplingConfig, SystemConfig, from_values, validate
 from specter.errors import SpecterError
+from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
 
 OURS = "specter"  # prefix of our systems' names
-LABELS = ("title", "colour")  # for readers only, so not in a digest
 
 
 @functools.cache
@@ -69,8 +69,8 @@ def text_key(config: RunConfig) -> TextKey:
 
 
 def _recorded_draft(draft: str) -> str:
-    """An own draft with INT4 weights drafts with the 16-bit values (see baselines/specmoeoff.py)."""
-    return SHARED if draft == SHARED else OWN
+    """The kind of draft whose recordings this one replays."""
+    return DRAFTS[draft].recorded_as or draft
 
 
 def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> list[RunConfig]:
@@ -94,7 +94,7 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
             )
         )
         for system in _systems(size, what, model)
-        for budget in (_budgets(what) if system.eviction != "resident" else _budgets(what)[:1])
+        for budget in (_budgets(what) if not system.holds_all else _budgets(what)[:1])
         for sampling in _samplings(what)
         for hardware in _hardware(size.hardware or what.hardware)
         for k in _depths(size, what, model, system)

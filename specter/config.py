@@ -1,51 +1,75 @@
-"""The typed schema of one run. A typo in a key or a value fails here, before anything is loaded."""
+"""The typed schema of one run. A typo in a key or a value fails here, before anything is loaded.
+
+Defaults live here alone: files in conf/ state what they change.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import yaml
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specter.errors import SpecterError
+from specter.experts.policies.base import EVICTIONS, PLANNERS, PREDICTORS
+from specter.experts.transfer import TRANSFERS
+from specter.registry import Registry, import_modules
+from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
 
 MAX_VERIFY_TILES = 3  # a verification pass is at most this many tiles
-SHARED, OWN, OWN_INT4 = "shared", "own", "own_int4"  # see SystemConfig.draft
+LABELS = ("title", "colour")  # of groups: how figures and tables show them
+
+
+def one_of(*names: str) -> dict[str, Callable[[], tuple[str, ...]]]:
+    """The metadata of a field with a closed list of legal values; `registered` ones come from a registry."""
+    return {"names": lambda: names}
+
+
+def registered(registry: Registry[Any], default: str) -> Any:
+    """A field that names an entry of a registry."""
+    return field(default=default, metadata={"names": registry.names})
 
 
 @dataclass
 class ModelConfig:
     name: str
     checkpoint: str  # directory in hub format
-    checkpoint_kind: str  # "standin" or "hub": printed beside every number
+    checkpoint_kind: str = field(metadata=one_of("standin", "hub"))  # printed beside every number
     quantized: str  # AutoGPTQ-v1 directory of the routed experts: the draft
-    charged_as: str  # full-size model whose bytes and flops the virtual clock charges
+    charged_as: str  # full-size model whose bytes and flops the virtual clock charges; "itself": the checkpoint
     tokenizer: str
     residents: dict[str, float]  # experts per MoE layer that Specter holds on the GPU, by budget tier
     published_k: int = 16  # the paper's best depth
     published: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems: by system, then tier
+    title: str = ""
 
 
 @dataclass
 class SystemConfig:
     name: str
-    speculative: bool  # drafts K tokens with the INT4 copy; otherwise plain decoding
-    # What to load while drafting: "three_phase", "deadline" (with one published choice: "deadline_cold" or
-    # "deadline_joined"), "two_plans" or "none".
-    planner: str
-    eviction: str  # "lru", "retain", "drop" (keep nothing) or "resident" (all experts held, budget ignored)
-    foresight: str = "none"  # what to load for the layer after this one: "next_gate", "next_gate_2" or "none"
-    transfer: str = "copy_stream"  # or "swap": two ways, on the compute stream
-    draft: str = SHARED  # non-expert weights and KV of the draft: the target's, its own, or its own with INT4 weights
-    draft_len: int | None = None  # a depth of its own, whatever the run's k
+    speculative: bool = False  # drafts K tokens with the INT4 copy; otherwise plain decoding
+    planner: str = registered(PLANNERS, "none")  # what to load during drafting
+    eviction: str = registered(EVICTIONS, "lru")  # what to displace; "resident" holds all experts, whatever the budget
+    predictor: str = registered(PREDICTORS, "none")  # what to load for the layer after the one that runs
+    transfer: str = registered(TRANSFERS, "copy_stream")
+    draft: str = registered(DRAFTS, SHARED)  # whose non-expert weights and KV the draft uses
+    draft_len: int | None = None  # overrides the run's k
     num_buffers: int = 0  # spare device buffers of one expert each
-    num_staging: int = 0  # of eviction "retain": slots for experts loaded ahead, of the budget
+    num_staging: int = 0  # slots, of the budget, for experts loaded ahead (eviction "retain")
+    title: str = ""
+    colour: str = ""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every expert has a slot, whatever the budget."""
+        return self.eviction == "resident"
 
 
 @dataclass
@@ -55,28 +79,50 @@ class BudgetConfig:
     tier: str
     experts_per_layer: float | None = None  # in BF16 experts of the full-size model, per MoE layer
     num_bytes: int | None = None
-    policy: str = "same_bytes"  # what another system gets for it: "same_bytes", "same_experts" or "published"
+    # What another system gets for it (docs/decisions/0008).
+    policy: str = field(default="same_bytes", metadata=one_of("same_bytes", "same_experts", "published"))
 
 
 @dataclass
 class DatasetConfig:
     name: str
-    source: str  # "shipped" (data/prompts) or "hub" (through `datasets`)
+    source: str = field(metadata=one_of("shipped", "hub"))  # data/prompts, or through `datasets`
     path: str
     licence: str
     hub_id: str | None = None
     hub_config: str | None = None
     split: str | None = None
     column: str | None = None
+    title: str = ""
 
 
 @dataclass
 class SamplingConfig:
-    kind: str  # "greedy", "seeded" or "rejection"
+    kind: str = field(metadata=one_of("greedy", "seeded", "rejection"))
     temperature: float = 1.0
     top_k: int = 0  # 0: no limit
     top_p: float = 1.0
     seed: int = 0
+
+
+@dataclass
+class ExecutionConfig:
+    """How a run executes on the device clock; each option but the default shows what a technique gains."""
+
+    fused: bool = True  # the draft's experts run in the fused INT4 kernels
+    graphs: bool = True  # passes and draft steps are captured as CUDA graphs
+    overlap: bool = True  # copies run beside compute; False issues both to one stream
+    stress_seed: int | None = None  # delays and reorders copies at random, to test losslessness (timeline/stress.py)
+
+    @property
+    def label(self) -> str:
+        """What differs from the default, for names of runs; empty for the default."""
+        switched = [name for name, on in zip(("unfused", "ungraphed", "serial"), self._switches, strict=True) if not on]
+        return "-".join(switched + ([] if self.stress_seed is None else [f"stress{self.stress_seed}"]))
+
+    @property
+    def _switches(self) -> tuple[bool, bool, bool]:
+        return self.fused, self.graphs, self.overlap
 
 
 @dataclass
@@ -87,13 +133,16 @@ class RunConfig:
     dataset: DatasetConfig
     sampling: SamplingConfig
     hardware: Hardware
-    clock: str = "virtual"  # or "device": on this machine's GPU, measured; `hardware` then caps its memory
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    extensions: list[str] = field(default_factory=list)  # packages that register policies
+    # "device" measures on this machine's GPU, whose memory `hardware` caps.
+    clock: str = field(default="virtual", metadata=one_of("virtual", "device"))
     k: int = 16
     max_new_tokens: int = 128
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
-    prompt: str | None = None  # a text of one's own instead of the data set's input
+    prompt: str | None = None  # a text instead of the data set's input
     input: int = 0  # which input of the data set
-    warmup_tokens: int = 64  # generated before timing; the expert cache they leave is what every input starts from
+    warmup_tokens: int = 64  # generated before timing; every input starts from the expert cache that they leave
     tile_rows: int = 16  # every product of the target has this many rows; a pass stacks tiles
     kv_capacity: int = 256
     threads: int = 1
@@ -108,75 +157,93 @@ class RunConfig:
         return self.k if self.system.draft_len is None else self.system.draft_len
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "model.checkpoint_kind": ("standin", "hub"),
-    "system.planner": ("three_phase", "deadline", "deadline_cold", "deadline_joined", "two_plans", "none"),
-    "system.eviction": ("lru", "retain", "drop", "resident"),
-    "system.foresight": ("next_gate", "next_gate_2", "none"),
-    "system.transfer": ("copy_stream", "swap"),
-    "system.draft": (SHARED, OWN, OWN_INT4),
-    "budget.policy": ("same_bytes", "same_experts", "published"),
-    "dataset.source": ("shipped", "hub"),
-    "clock": ("virtual", "device"),
-    "sampling.kind": ("greedy", "seeded", "rejection"),
-}
-
-
 def validate(config: RunConfig) -> RunConfig:
-    """Checks what a type cannot say. Raises SpecterError naming the key and the remedy; returns the config."""
-    for path, choices in _CHOICES.items():
-        value = functools.reduce(getattr, path.split("."), config)
-        if value not in choices:
-            raise SpecterError(f"{path}={value!r} is unknown", f"use one of: {', '.join(choices)}")
-    max_k = MAX_VERIFY_TILES * config.tile_rows - 1
-    if config.system.speculative and not 1 <= config.depth <= max_k:
-        raise SpecterError(
-            f"k={config.depth} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
-            f"{config.tile_rows} rows)",
-            f"choose k between 1 and {max_k}, or system=lru for decoding without a draft",
-        )
-    if config.system.planner != "none" and not config.system.speculative:
-        raise SpecterError(
-            f"system.planner={config.system.planner} needs a draft to look ahead", "set system.speculative=true"
-        )
-    if (config.system.eviction == "retain") != (config.system.num_staging > 0):
-        raise SpecterError(
-            f"system.num_staging={config.system.num_staging} with system.eviction={config.system.eviction}",
-            "give eviction retain at least one staging slot, and any other none",
-        )
+    """Checks what a type cannot. Raises SpecterError naming the key and the remedy; returns the config."""
+    for package in config.extensions:
+        import_modules(package)
+    _check_names(config)
+    _check_system(config)
+    _check_execution(config)
     num_cores = os.cpu_count() or 1
     if config.threads > num_cores:
         raise SpecterError(f"threads={config.threads} on {num_cores} cores", f"use threads <= {num_cores}")
-    if config.system.draft != SHARED and not config.system.speculative:
-        raise SpecterError(f"system.draft={config.system.draft} without a draft", "set system.speculative=true")
-    if config.system.num_buffers < 0:
-        raise SpecterError(f"system.num_buffers={config.system.num_buffers} is too small", "use num_buffers >= 0")
-    if not all(math.isfinite(number) for number in (config.budget.experts_per_layer or 0, config.sampling.temperature)):
+    budget, sampling = config.budget, config.sampling
+    if not all(math.isfinite(number) for number in (budget.experts_per_layer or 0, sampling.temperature)):
         raise SpecterError(
-            f"budget.experts_per_layer={config.budget.experts_per_layer}, "
-            f"sampling.temperature={config.sampling.temperature}",
+            f"budget.experts_per_layer={budget.experts_per_layer}, sampling.temperature={sampling.temperature}",
             "give finite numbers",
         )
     for key, least in (("max_new_tokens", 1), ("prompt_tokens", 0), ("input", 0), ("warmup_tokens", 0), ("threads", 1)):
         if getattr(config, key) < least:
             raise SpecterError(f"{key}={getattr(config, key)} is too small", f"use {key} >= {least}")
-    sampling = config.sampling
     if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
         raise SpecterError(
             f"sampling temperature={sampling.temperature}, top_p={sampling.top_p}, top_k={sampling.top_k}",
             "use temperature > 0, 0 < top_p <= 1, top_k >= 0 (0: no limit); sampling=greedy for the argmax",
         )
     Hardware.from_mapping(to_dict(config.hardware), "hardware")
-    if config.budget.experts_per_layer is not None and config.budget.num_bytes is not None:
+    if budget.experts_per_layer is not None and budget.num_bytes is not None:
         raise SpecterError("budget.experts_per_layer and budget.num_bytes are both set", "give one of the two")
     if config.prompt is not None and not config.prompt.strip():
         raise SpecterError("the prompt is empty", "give a text, or leave prompt out to use the data set")
     return config
 
 
+def _check_names(group: Any, prefix: str = "") -> None:
+    for one in fields(group):
+        value = getattr(group, one.name)
+        if is_dataclass(value):
+            _check_names(value, f"{prefix}{one.name}.")
+        elif "names" in one.metadata and value not in (names := one.metadata["names"]()):
+            raise SpecterError(f"{prefix}{one.name}={value!r} is unknown", f"use one of: {', '.join(names)}")
+
+
+def _check_system(config: RunConfig) -> None:
+    system, max_k = config.system, MAX_VERIFY_TILES * config.tile_rows - 1
+    if system.speculative and not 1 <= config.depth <= max_k:
+        raise SpecterError(
+            f"k={config.depth} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
+            f"{config.tile_rows} rows)",
+            f"choose k between 1 and {max_k}, or system=lru for decoding without a draft",
+        )
+    if system.planner != "none" and not system.speculative:
+        raise SpecterError(f"system.planner={system.planner} needs a draft", "set system.speculative=true")
+    if system.draft != SHARED and not system.speculative:
+        raise SpecterError(f"system.draft={system.draft} without a draft", "set system.speculative=true")
+    if EVICTIONS[system.eviction].uses_staging != (system.num_staging > 0):
+        users = ", ".join(name for name in EVICTIONS.names() if EVICTIONS[name].uses_staging)
+        raise SpecterError(
+            f"system.num_staging={system.num_staging} with system.eviction={system.eviction}",
+            f"give the evictions with staging slots ({users}) at least one of them, and any other none",
+        )
+    if system.num_buffers < 0:
+        raise SpecterError(f"system.num_buffers={system.num_buffers} is too small", "use num_buffers >= 0")
+
+
+def _check_execution(config: RunConfig) -> None:
+    execution = config.execution
+    if config.clock == "virtual" and execution != ExecutionConfig():
+        raise SpecterError(
+            f"execution ({execution.label}) changes what a device does, and clock=virtual charges the default",
+            "set clock=device, or execution=default",
+        )
+    if execution.stress_seed is not None and not execution.overlap:
+        raise SpecterError(
+            "execution.stress_seed reorders copies, and execution.overlap=false issues them in order",
+            "set one of the two",
+        )
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """A config (or a group of it) as plain values, ready for YAML."""
     return {f.name: to_dict(value) if is_dataclass(value := getattr(config, f.name)) else value for f in fields(config)}
+
+
+def without_labels(values: Any) -> Any:
+    """Plain values without titles and colours, for names and digests: a label changes no result."""
+    if isinstance(values, dict):
+        return {key: without_labels(value) for key, value in values.items() if key not in LABELS}
+    return [without_labels(value) for value in values] if isinstance(values, list) else values
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -201,3 +268,25 @@ def from_values(values: Any) -> RunConfig:
         ) from None
     assert isinstance(config, RunConfig)
     return validate(config)
+
+
+def _defaults(schema: Any) -> dict[str, Any]:
+    """The default values of a group, by key."""
+    found: dict[str, Any] = {}
+    for one in fields(schema):
+        if one.default is not MISSING:
+            found[one.name] = one.default
+        elif one.default_factory is not MISSING:
+            value = one.default_factory()
+            found[one.name] = to_dict(value) if is_dataclass(value) else value
+    return found
+
+
+def _all_defaults() -> dict[str, Any]:
+    """The defaults of a run and of its groups, nested, for Hydra: a command line may override any of them."""
+    groups = {"model": ModelConfig, "system": SystemConfig, "budget": BudgetConfig, "dataset": DatasetConfig,
+              "sampling": SamplingConfig, "hardware": Hardware}  # fmt: skip
+    return {**{name: _defaults(schema) for name, schema in groups.items()}, **_defaults(RunConfig)}
+
+
+ConfigStore.instance().store(name="defaults", node=_all_defaults())

@@ -1,7 +1,7 @@
 """The engine: draft, prefetch, verify, accept, record. Read this file first.
 
 It holds no tensor arithmetic and no policy. The model computes, the sampler chooses tokens, the planner
-chooses what to prefetch, the cache knows what is where, and the timeline knows what time it is.
+chooses what to prefetch, the cache tracks which expert is in which slot, and the timeline keeps time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 
 from specter.errors import SpecterError
 from specter.experts.cache import CacheCounters, ExpertCache
 from specter.experts.lookahead import LookaheadBuffer
-from specter.experts.policies.planner import Foresight, Planner
-from specter.models.base import ForeseeingPass, Model, Output, Proposal
+from specter.experts.policies.base import NextLayerPredictor, Planner
+from specter.models.base import Model, Output, Proposal
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Sampler, Verdict
 from specter.timeline.base import Event, Mark, Timeline
@@ -27,7 +26,7 @@ from specter.timeline.costs import CostModel
 
 
 def check_length(prompt_len: int, max_new_tokens: int, kv_capacity: int) -> None:
-    """Raises SpecterError for an empty prompt, or one that does not fit the KV cache with what is to follow."""
+    """Raises SpecterError for an empty prompt, or one that does not fit the KV cache with the new tokens."""
     if prompt_len == 0:
         raise SpecterError("the prompt has no tokens", "give a text, or another data set input")
     if prompt_len + max_new_tokens > kv_capacity:
@@ -54,7 +53,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A point in time from which a round's differences are taken."""
+    """A point in time; a round is recorded as the difference of two."""
 
     ns: int
     mark: Mark
@@ -64,7 +63,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A round that is over, and not written down yet."""
+    """A finished round that is not recorded yet."""
 
     begin: _Window
     draft_end_ns: int
@@ -74,13 +73,12 @@ class _Round:
 
 
 class Engine:
-    """One system: a model, a way to choose tokens, and a policy for moving experts, on one timeline.
+    """One system: a model, a sampler and policies for moving experts, on one timeline.
 
     Args:
         draft_len: K; 0 decodes plainly, one token a round.
-        planner: chooses prefetches while drafting; None prefetches nothing.
-        foresight: chooses prefetches for the layer after the one that runs; None prefetches nothing.
-        owns_draft: the draft has a KV of its own, and is charged for what it must catch up with.
+        planner: plans loads during drafting. predictor: plans loads one layer ahead.
+        has_own_draft: the draft has a KV cache of its own, and is charged for filling it.
     """
 
     def __init__(
@@ -90,10 +88,10 @@ class Engine:
         cache: ExpertCache,
         timeline: Timeline,
         costs: CostModel,
-        planner: Planner | None,
+        planner: Planner,
         draft_len: int,
-        foresight: Foresight | None = None,
-        owns_draft: bool = False,
+        predictor: NextLayerPredictor,
+        has_own_draft: bool = False,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -102,8 +100,8 @@ class Engine:
         self.costs = costs
         self.planner = planner
         self.draft_len = draft_len
-        self.foresight = foresight
-        self.owns_draft = owns_draft
+        self.predictor = predictor
+        self.has_own_draft = has_own_draft
         self._draft_seen = 0  # positions in an own draft's KV
         self.lookahead = LookaheadBuffer(model.num_layers - model.num_dense_layers, model.num_experts)
         self.generation: Generation | None = None  # the current or last one: its rounds survive an interruption
@@ -111,8 +109,7 @@ class Engine:
         self._unrecorded: _Round | None = None
 
     def fork(self, model: Model) -> Engine:
-        """An engine of its own in the state that the last generation has left, over `model`. For the virtual clock:
-        what lies on a device cannot be copied."""
+        """Copies the engine in the state after its last generation, over `model`; for the virtual clock only."""
         shared = {id(one): one for one in (self.costs, self.generation)}
         return copy.deepcopy(self, shared | {id(self.model): model})
 
@@ -124,11 +121,10 @@ class Engine:
         Args:
             on_commit: called with the tokens of every commit, prefill's first token included.
         Raises:
-            SpecterError: an empty prompt, or one that does not fit the KV cache with what is to follow.
+            SpecterError: an empty prompt, or one that does not fit the KV cache with the new tokens.
 
-        Both lanes are idle when it returns: slots may be filled anew, or given up. Whatever is raised meanwhile, an
-        interruption from the keyboard included, `self.generation` keeps the finished rounds, and the next call starts
-        with an empty cache.
+        Both lanes are idle when it returns. After any exception, Ctrl-C included, `self.generation` keeps the finished
+        rounds, and the next call starts with an empty cache.
         """
         check_length(len(prompt), max_new_tokens, self.costs.kv_capacity)
         if self._is_interrupted:
@@ -142,7 +138,7 @@ class Engine:
         try:
             self._generate(self.generation, prompt, max_new_tokens, on_commit)
         except BaseException:
-            with suppress(SpecterError, RuntimeError):  # a device that failed has no times to tell
+            with suppress(SpecterError, RuntimeError):  # a failed device cannot read its times
                 self._record()
             raise
         self._record()
@@ -170,18 +166,18 @@ class Engine:
     def run_round(self, context: Context, remaining: int) -> int:
         """One round: commits 1 to K+1 tokens to `context`, never more than `remaining`, and returns how many.
 
-        Its record is written while the device drafts for the next one, or decodes, which must not wait for that.
+        The round is recorded while the device runs the next draft or pass, so that the device does not idle.
         """
         begin = self._window()
         self.cache.begin_round()
         proposals, batches = self.draft(context, min(self.draft_len, remaining - 1))
         draft_end_ns = self.timeline.now_ns()
 
-        joined = batches[-1][-1:] if batches and self.planner and self.planner.joins_before_verify else ()
-        if joined:
-            self.cache.note_join()
+        barrier = self.planner.barrier(batches)
+        if barrier:
+            self.cache.note_barrier()
         tokens = [context.last_token, *(proposal.token for proposal in proposals)]
-        outputs = self.target_pass(tokens, context.last_position, num_outputs=len(tokens), after=joined)
+        outputs = self.target_pass(tokens, context.last_position, num_outputs=len(tokens), after=barrier)
         verdict = self.verify(proposals, outputs, len(context.tokens))
         self._observe_copies(batches)
 
@@ -192,41 +188,38 @@ class Engine:
         return len(verdict.tokens)
 
     def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
-        """Drafts `draft_len` tokens; returns them and the batches of copies that the planner issued meanwhile."""
+        """Drafts `draft_len` tokens; returns them and the copies of the planner's `at_once` plans, by plan."""
         self.lookahead.clear()
         if draft_len == 0:
             return [], []
         timeline, planner = self.timeline, self.planner
         self.model.begin_draft(context.last_token, context.last_position, self.sampler.propose)
         num_rows = [1] * draft_len
-        if self.owns_draft:  # its first step also reads what it has missed
+        if self.has_own_draft:  # its first step also processes the tokens that its KV lacks
             num_rows[0] += context.last_position - self._draft_seen
             self._draft_seen = context.last_position + draft_len
-        # All steps at once: each starts from its predecessor's choice, so the device need not wait for the host.
+        # All steps are issued at once: each starts from its predecessor's token on the device, without the host.
         steps = [timeline.compute(self.costs.draft_step(rows), self.model.draft_step) for rows in num_rows]
         batches: list[list[Event]] = []
         num_read = 0
-        if planner is not None:
-            planner.begin_round(draft_len)
+        planner.begin_round(draft_len)
         for num_drafted, (_, done) in enumerate(steps, start=1):
-            if planner is None or not planner.is_boundary(num_drafted):
+            if not planner.is_boundary(num_drafted):
                 continue
-            self._wait(done)  # the steps' routing reaches the host
+            self._wait(done)  # sync: the step's routing
             is_last = num_drafted == draft_len
-            if not planner.joins_before_verify and not is_last and timeline.is_done(steps[num_drafted][1]):
-                continue  # the host is late: it plans once for both
+            if not is_last and planner.skips_boundary(partial(timeline.is_done, steps[num_drafted][1])):
+                continue
             for step, _ in steps[num_read:num_drafted]:
                 self.lookahead.add(step.routing)
             num_read, counts = num_drafted, self.lookahead.counts
             if num_drafted > 1:
                 planner.observe_step(timeline.elapsed_ns(steps[num_drafted - 2][1], done) / 1e6)
             plan = planner.plan(num_drafted, counts, self.cache.present(*counts.shape))
-            if not planner.joins_before_verify:
-                self.cache.enqueue(plan, known=done)
-            elif copies := self.cache.prefetch(plan, known=done):
+            if copies := self.cache.submit(plan, known=done):
                 batches.append(copies)
-        self._record()  # the round before; by now its times have been read, between one step and another
-        self._wait(steps[-1][1])  # the draft tokens reach the host
+        self._record()  # the last round; its events have completed by now
+        self._wait(steps[-1][1])  # sync: the draft tokens
         return [step.proposal for step, _ in steps], batches
 
     def target_pass(
@@ -237,27 +230,27 @@ class Engine:
         target = self.model.target_pass(tokens, position, num_outputs)
         tiles = costs.num_tiles(len(tokens))
         for layer in range(self.model.num_layers):
-            routing, done = compute(costs.mix(layer, tiles), partial(target.mix, layer), after=after)
+            attend_and_route = partial(target.attend_and_route, layer)
+            routing, done = compute(costs.attend_and_route(layer, tiles), attend_and_route, after=after)
             after = ()
             if layer == 0:
-                self._record()  # the round before, if drafting has not
+                self._record()  # the last round, if drafting has not
             if routing is None:
                 continue
             moe_layer = layer - self.model.num_dense_layers
             predicted = None
-            if self.foresight is not None and layer + 1 < self.model.num_layers:
-                foresee = partial(cast(ForeseeingPass, target).foresee, layer)
-                predicted, done = compute(costs.foresee(tiles), foresee)
-            self._wait(done)  # the router's word decides what to load: it must reach the host
+            if self.predictor.is_active and layer + 1 < self.model.num_layers:
+                predicted, done = compute(costs.predict_next(tiles), partial(target.predict_next, layer))
+            self._wait(done)  # sync: the host needs this layer's routing to issue fetches
             counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
             for wave in self.cache.waves(moe_layer, counts, known=done):
                 run = partial(target.run_experts, layer, wave.experts, wave.indices)
                 _, ran = compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
                 self.cache.release(wave, ran)
-            if self.foresight is not None and predicted is not None:  # behind what this layer itself was missing
+            if predicted is not None:  # behind the misses of this layer
                 num_experts, is_present = self.model.num_experts, self.cache.is_present
-                plan = self.foresight.plan(moe_layer + 1, predicted, num_experts, is_present)
-                self.cache.enqueue(plan, known=done)
+                plan = self.predictor.plan(moe_layer + 1, predicted, num_experts, is_present)
+                self.cache.submit(plan, known=done)
             compute(costs.combine(tiles), partial(target.combine, layer))
         outputs, done = compute(costs.head(num_outputs), target.outputs)
         self._wait(done)
@@ -270,15 +263,15 @@ class Engine:
     # -- inside --------------------------------------------------------------------------------
 
     def _wait(self, event: Event) -> None:
-        """Blocks the host until `event`, and meanwhile keeps the link fed with planned copies."""
+        """Blocks the host until `event`, and issues planned copies meanwhile."""
         while (copy := self.cache.feed()) is not None and not self.timeline.is_done(event):
             self.timeline.wait_first([event, copy])
         self.timeline.wait(event)
 
     def _observe_copies(self, batches: Sequence[Sequence[Event]]) -> None:
-        """Tells the planner how fast each batch came; verification has waited for them."""
+        """Reports the speed of each batch to the planner. Call it after verification, which waits for them."""
         for batch in batches:
-            if self.planner is not None and len(batch) > 1:
+            if len(batch) > 1:
                 copy_ms = self.timeline.elapsed_ns(batch[0], batch[-1]) / 1e6
                 self.planner.observe_copies((len(batch) - 1) * self.costs.payload_bytes, copy_ms)
 
@@ -287,14 +280,14 @@ class Engine:
         return _Window(self.timeline.now_ns(), self.timeline.mark(), counters, self.cache.num_met_needs())
 
     def _record(self) -> None:
-        """Writes down the round that is over, if it is not yet."""
+        """Records the finished round, if one is not recorded yet."""
         if (one := self._unrecorded) is None:
             return
         assert self.generation is not None
         begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
         lanes, cache = totals_at(end.mark).minus(totals_at(begin.mark)), end.counters.minus(begin.counters)
         num_moe_layers = self.model.num_layers - self.model.num_dense_layers
-        self._unrecorded = None  # nothing blocks from here on; what is interrupted all the same must not come again
+        self._unrecorded = None  # before the append: an interruption here must not record the round twice
         need_ns = self.cache.settle_need(end.num_needs)
         record = RoundRecord(
             index=len(self.generation.rounds),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 
-from specter.config import OWN_INT4, SHARED, RunConfig, SystemConfig
+from specter.config import BudgetConfig, ModelConfig, SystemConfig
 from specter.errors import SpecterError
+from specter.speculation.drafts import DRAFTS
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
 
 MIN_SLOTS = 2  # one slot computes while the other is being filled
 PARTS = ("shared", "kv", "draft", "draft_shared", "draft_kv", "buffer", "slot")  # device_<part>_bytes in metrics
 # What budgets are stated for: a system with Specter's INT4 draft, which shares weights and KV with the target.
-_REFERENCE = SystemConfig(name="reference", speculative=True, planner="none", eviction="lru")
-_PLAIN = SystemConfig(name="plain", speculative=False, planner="none", eviction="resident")
+_REFERENCE = SystemConfig(name="reference", speculative=True)
+_RESIDENT = SystemConfig(name="resident", eviction="resident")
 
 
 class DoesNotFit(SpecterError):
@@ -29,8 +30,9 @@ def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
     spec = costs.spec
     shared = spec.non_expert_params * costs.weight_bytes
     kv = spec.num_layers * costs.kv_capacity * spec.kv_width * costs.weight_bytes
-    owns = system.speculative and system.draft != SHARED
-    copy = math.ceil(spec.non_expert_params * costs.int4_bits / 8) if system.draft == OWN_INT4 else shared
+    kind = DRAFTS[system.draft]
+    owns = system.speculative and kind.is_own
+    copy = shared if kind.weight_bits is None else math.ceil(spec.non_expert_params * kind.weight_bits / 8)
     return {
         "shared": shared,
         "kv": kv,
@@ -50,7 +52,7 @@ def fit(costs: CostModel, system: SystemConfig, num_slots: int, hardware: Hardwa
     """Device bytes by part (`device_<part>_bytes`), and whether they fit; also whether the whole model would."""
     parts = device_bytes(costs, system, num_slots)
     total = sum(parts.values())
-    whole = sum(device_bytes(costs, _PLAIN, costs.spec.num_moe_layers * costs.spec.num_experts).values())
+    whole = sum(device_bytes(costs, _RESIDENT, costs.spec.num_moe_layers * costs.spec.num_experts).values())
     return {
         **{f"device_{part}_bytes": parts[part] for part in PARTS},
         "device_total_bytes": total,
@@ -59,8 +61,8 @@ def fit(costs: CostModel, system: SystemConfig, num_slots: int, hardware: Hardwa
     }
 
 
-def num_slots(config: RunConfig, costs: CostModel) -> int:
-    """Slots that the budget buys this system under `budget.policy`, at most one per expert.
+def num_slots(model: ModelConfig, budget: BudgetConfig, system: SystemConfig, costs: CostModel) -> int:
+    """Slots that the budget buys a system under `budget.policy`, at most one per expert.
 
     A budget is stated in experts that *Specter* keeps. `same_experts` gives every system as many; `same_bytes` gives it
     what Specter's bytes leave beside its own fixed ones; `published` what its paper's tables have, where they
@@ -70,16 +72,15 @@ def num_slots(config: RunConfig, costs: CostModel) -> int:
         SpecterError: an unknown tier, or a budget below two slots.
         DoesNotFit: the policy leaves this system fewer than two slots.
     """
-    system, budget = config.system, config.budget
     num_experts = costs.spec.num_moe_layers * costs.spec.num_experts
-    if system.eviction == "resident":
+    if system.holds_all:
         return num_experts
-    slots = _stated_slots(config, costs)
+    slots = _stated_slots(model, budget, costs)
     if budget.policy == "same_bytes":
         excess = sum(fixed_bytes(costs, _REFERENCE).values()) - sum(fixed_bytes(costs, system).values())
         slots += excess // costs.payload_bytes
     elif budget.policy == "published":
-        per_layer = config.model.published.get(system.name, {}).get(budget.tier)
+        per_layer = model.published.get(system.name, {}).get(budget.tier)
         slots = slots if per_layer is None else round(per_layer * costs.spec.num_moe_layers)
     if slots < MIN_SLOTS:
         raise DoesNotFit(
@@ -89,9 +90,9 @@ def num_slots(config: RunConfig, costs: CostModel) -> int:
     return min(slots, num_experts)
 
 
-def _stated_slots(config: RunConfig, costs: CostModel) -> int:
+def _stated_slots(model: ModelConfig, budget: BudgetConfig, costs: CostModel) -> int:
     """Slots of Specter itself."""
-    budget, residents = config.budget, config.model.residents
+    residents = model.residents
     if budget.num_bytes is not None:
         slots = budget.num_bytes // costs.payload_bytes
     elif budget.experts_per_layer is not None:
@@ -102,7 +103,7 @@ def _stated_slots(config: RunConfig, costs: CostModel) -> int:
         slots = round(residents[budget.tier] * costs.spec.num_moe_layers)
     else:
         raise SpecterError(
-            f"budget tier {budget.tier!r} is unknown for {config.model.name}",
+            f"budget tier {budget.tier!r} is unknown for {model.name}",
             f"use one of {', '.join([*residents, 'smallest'])}, budget.experts_per_layer=... or budget.num_bytes=...",
         )
     if slots < MIN_SLOTS:

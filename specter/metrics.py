@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from specter.config import SystemConfig
 from specter.floors import RoundAccess, floor_ideal, floor_trace
-from specter.memory import fit
 from specter.models.base import Routing
 from specter.models.spec import ExpertId
 from specter.recording import Recording
 from specter.records import Generation
-from specter.timeline.costs import CostModel
-from specter.timeline.hardware import Hardware
+from specter.resolve import ResolvedRun
 
 Metrics = dict[str, Any]  # values: numbers, strings, booleans, None
 
@@ -41,13 +38,7 @@ def distinct_4grams(tokens: Sequence[int]) -> float:
 
 
 def summarize(
-    generation: Generation,
-    rounds: Sequence[RoundAccess],
-    residents: Sequence[ExpertId],
-    num_slots: int,
-    system: SystemConfig,
-    costs: CostModel,
-    hardware: Hardware,
+    run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAccess], residents: Sequence[ExpertId]
 ) -> Metrics:
     """Metrics of a generation. Rates and shares are over the decoding rounds, prefill left out.
 
@@ -61,7 +52,7 @@ def summarize(
     Args:
         residents: experts in slots, or on their way, at the first commit.
     """
-    records = generation.rounds
+    records, num_slots, costs, hardware = generation.rounds, run.num_slots, run.costs, run.config.hardware
     metrics: Metrics = {
         "clock": generation.clock,
         "num_prompt_tokens": generation.prompt_len,
@@ -74,7 +65,7 @@ def summarize(
         "fits_budget": True,
         "experts_per_layer": num_slots / costs.spec.num_moe_layers,
     }
-    metrics |= fit(costs, system, num_slots, hardware)
+    metrics |= run.fit()
     if not records:
         return metrics
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,10 @@ from safetensors.numpy import load_file, save_file
 
 from specter.errors import SpecterError
 from specter.files import replacing
-from specter.models.base import (
-    Choose,
-    DraftStep,
-    FinishedStep,
-    ForeseeingPass,
-    Model,
-    Output,
-    Proposal,
-    Routing,
-    TargetPass,
-)
+from specter.models.base import Choose, DraftStep, FinishedStep, Model, Output, Proposal, Routing, TargetPass
 from specter.records import Generation
 
-NO_TOKEN = -1  # the target's token behind a rejected draft: never looked at
+NO_TOKEN = -1  # the target's token after a rejected draft: never read
 
 
 @dataclass(slots=True)
@@ -45,7 +35,7 @@ class RecordedPass:
     draft_routing: NDArray[np.int16]  # [draft_len, MoE layers, top_k]
     target_routing: NDArray[np.int16]  # [MoE layers, rows, top_k]
     new_tokens: list[int]  # what the pass committed
-    foreseen: NDArray[np.int16] | None = None  # [MoE layers - 1, rows, top_k], of passes without drafts
+    predicted: NDArray[np.int16] | None = None  # [MoE layers - 1, rows, top_k], of passes without drafts
 
 
 @dataclass(slots=True)
@@ -72,8 +62,8 @@ class Recording:
             arrays[f"{index}.new_tokens"] = np.array(one.new_tokens, np.int32)
             arrays[f"{index}.draft_routing"] = one.draft_routing
             arrays[f"{index}.target_routing"] = one.target_routing
-            if one.foreseen is not None:
-                arrays[f"{index}.foreseen"] = one.foreseen
+            if one.predicted is not None:
+                arrays[f"{index}.predicted"] = one.predicted
         positions = json.dumps([one.position for one in self.passes])
         with replacing(path) as part:
             save_file(arrays, part, metadata={**self.meta, "positions": positions})
@@ -93,7 +83,7 @@ class Recording:
                     arrays[f"{index}.draft_routing"],
                     arrays[f"{index}.target_routing"],
                     arrays[f"{index}.new_tokens"].tolist(),
-                    arrays.get(f"{index}.foreseen"),
+                    arrays.get(f"{index}.predicted"),
                 )
                 for index, position in enumerate(positions)
             ]
@@ -103,16 +93,16 @@ class Recording:
 
 
 class RecordingModel:
-    """A live model that remembers what it answered. Wraps any `Model`; see `finish`.
+    """A `Model` that records what another one returns; see `finish`.
 
     Args:
-        foresees: ask every pass without drafts what its next router foresees, whether or not the engine does, so that
-            one recording serves all rivals. For a model that computes at once, and where it costs no time.
+        predicts: record the next layer's predicted routing in every pass without drafts, whether or not the engine asks
+            for it, so that one recording serves every baseline. For a model that computes at once, at no charge.
     """
 
-    def __init__(self, model: Model, foresees: bool = False) -> None:
+    def __init__(self, model: Model, predicts: bool = False) -> None:
         self._model = model
-        self._foresees = foresees
+        self._predicts = predicts
         self.num_layers, self.num_dense_layers = model.num_layers, model.num_dense_layers
         self.num_experts, self.top_k = model.num_experts, model.top_k
         self.reset()
@@ -134,14 +124,14 @@ class RecordingModel:
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         num_moe_layers = self.num_layers - self.num_dense_layers
         shape = (0, num_moe_layers, self.top_k)
-        # The engine has waited for the last step, since it knows the tokens. Stacking copies.
+        # The engine has waited for the last step. Stacking copies.
         drafts = np.stack([step.routing for step in self._steps]) if self._steps else np.empty(shape, np.int16)
         routing = np.empty((num_moe_layers, len(tokens), self.top_k), np.int16)
         inner = self._model.target_pass(tokens, position, num_outputs)
-        foresees = self._foresees and not self._steps and hasattr(inner, "foresee")
+        predicts = self._predicts and not self._steps
         self._steps = []
         self._passes.append(RecordedPass(position, list(tokens), drafts, routing, []))
-        return _RecordingPass(inner, self._passes[-1], self.num_dense_layers, foresees)
+        return _RecordingPass(inner, self._passes[-1], self.num_dense_layers, predicts)
 
     def crop(self, length: int) -> None:
         self._model.crop(length)
@@ -155,37 +145,37 @@ class RecordingModel:
 
 
 class _RecordingPass:
-    """Copies what a layer told when it combines: the engine has waited for it by then."""
+    """Copies a layer's routing when the layer combines: the engine has waited for it by then."""
 
-    def __init__(self, inner: TargetPass, record: RecordedPass, num_dense_layers: int, foresees: bool) -> None:
+    def __init__(self, inner: TargetPass, record: RecordedPass, num_dense_layers: int, predicts: bool) -> None:
         self._inner, self._record = inner, record
         self._num_dense_layers = num_dense_layers
-        self._foresees = foresees
-        self._routing: Routing | None = None  # of the layer that runs
-        self._predicted: Routing | None = None  # of the layer behind it
+        self._predicts = predicts
+        self._routing: Routing | None = None  # of the current layer
+        self._predicted: Routing | None = None  # of the next layer
         self.run_experts, self.outputs = inner.run_experts, inner.outputs
 
-    def mix(self, layer: int) -> Routing | None:
-        self._routing = self._inner.mix(layer)
-        if self._foresees and 0 <= layer - self._num_dense_layers < len(self._record.target_routing) - 1:
-            self.foresee(layer)
+    def attend_and_route(self, layer: int) -> Routing | None:
+        self._routing = self._inner.attend_and_route(layer)
+        if self._predicts and 0 <= layer - self._num_dense_layers < len(self._record.target_routing) - 1:
+            self.predict_next(layer)
         return self._routing
+
+    def predict_next(self, layer: int) -> Routing:
+        if self._predicted is None:
+            self._predicted = self._inner.predict_next(layer)
+        return self._predicted
 
     def combine(self, layer: int) -> None:
         assert self._routing is not None
         moe_layer = layer - self._num_dense_layers
         self._record.target_routing[moe_layer] = self._routing
         if self._predicted is not None:
-            if self._record.foreseen is None:
-                self._record.foreseen = np.empty_like(self._record.target_routing[:-1])
-            self._record.foreseen[moe_layer] = self._predicted
+            if self._record.predicted is None:
+                self._record.predicted = np.empty_like(self._record.target_routing[:-1])
+            self._record.predicted[moe_layer] = self._predicted
             self._predicted = None
         self._inner.combine(layer)
-
-    def foresee(self, layer: int) -> Routing:
-        if self._predicted is None:
-            self._predicted = cast(ForeseeingPass, self._inner).foresee(layer)
-        return self._predicted
 
 
 class ReplayModel:
@@ -232,7 +222,7 @@ class ReplayModel:
         self._next += 1
         self._num_drafted = 0
         outputs = [*one.new_tokens, *[NO_TOKEN] * (num_outputs - len(one.new_tokens))]
-        return _ReplayPass(one.target_routing, one.foreseen, outputs, self.num_dense_layers)
+        return _ReplayPass(one.target_routing, one.predicted, outputs, self.num_dense_layers)
 
     def crop(self, length: int) -> None:
         pass
@@ -249,20 +239,20 @@ class ReplayModel:
 @dataclass(frozen=True, slots=True)
 class _ReplayPass:
     routing: NDArray[np.int16]
-    foreseen: NDArray[np.int16] | None
+    predicted: NDArray[np.int16] | None
     tokens: list[int]
     num_dense_layers: int
 
-    def mix(self, layer: int) -> Routing | None:
+    def attend_and_route(self, layer: int) -> Routing | None:
         return None if layer < self.num_dense_layers else self.routing[layer - self.num_dense_layers]
 
-    def foresee(self, layer: int) -> Routing:
-        if self.foreseen is None:
+    def predict_next(self, layer: int) -> Routing:
+        if self.predicted is None:
             raise SpecterError(
-                "not recorded: what the next router foresees", "record plain decoding of this prompt first"
+                "not recorded: predictions of the next layer", "record plain decoding of this prompt first"
             )
-        foreseen: NDArray[np.int16] = self.foreseen[layer - self.num_dense_layers]
-        return foreseen
+        predicted: NDArray[np.int16] = self.predicted[layer - self.num_dense_layers]
+        return predicted
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pass

@@ -14,12 +14,12 @@ from pathlib import Path
 import yaml
 
 from specter import provenance
-from specter.build import build_costs
-from specter.config import RunConfig, from_values, to_dict, to_yaml
+from specter.config import RunConfig, from_values, to_dict, to_yaml, without_labels
 from specter.files import write_json
 from specter.memory import fit
 from specter.metrics import Metrics
 from specter.records import RoundRecord
+from specter.resolve import build_costs
 from specter.session import RunResult
 from specter.timeline.trace import write_chrome_trace
 
@@ -35,12 +35,14 @@ def run_id(config: RunConfig) -> str:
         budget = f"{config.budget.num_bytes}bytes"
     length = f"{config.prompt_tokens or 'all'}tokens"
     budget = f"{budget}-{config.budget.policy}"
-    return f"{config.system.name}-{source}-{length}-{budget}{depth}-{config.sampling.kind}-{config.hardware.name}"
+    execution = f"-{config.execution.label}" if config.execution.label else ""
+    where = f"{config.hardware.name}{execution}"
+    return f"{config.system.name}-{source}-{length}-{budget}{depth}-{config.sampling.kind}-{where}"
 
 
 def adhoc_directory(config: RunConfig) -> Path:
     """Where a single run is written: its name, and a digest of everything else that decides its result."""
-    values = {key: value for key, value in to_dict(config).items() if key not in ("results", "trace")}
+    values = {key: value for key, value in without_labels(to_dict(config)).items() if key not in ("results", "trace")}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
     return Path(config.results) / f"{run_id(config)}-{digest}"
 

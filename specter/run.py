@@ -13,18 +13,18 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from specter.build import build_costs, check_paths
+from specter.build import check_paths
 from specter.config import RunConfig, from_values
 from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.files import check_writable
 from specter.hub import with_local_paths
-from specter.memory import num_slots
 from specter.models.cpu.live import LiveModel
 from specter.models.hub_config import read_spec
 from specter.models.rope import check_prompt
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
+from specter.resolve import ResolvedRun, resolve
 from specter.results import adhoc_directory, run_id, write_run
 from specter.session import OnCommit, RunResult
 
@@ -61,14 +61,14 @@ def summary(config: RunConfig, result: RunResult) -> Table:
     return table
 
 
-def load(config: RunConfig, console: Console) -> LiveModel | DeviceLive:
-    """The model on the clock that `config` asks for."""
-    if config.clock == "device":
+def load(resolved: ResolvedRun, console: Console) -> LiveModel | DeviceLive:
+    """The model on the clock of the run."""
+    if resolved.config.clock == "device":
         from specter.models.cuda.live import DeviceLive  # kernels take seconds to import, and a GPU to run
 
-        return DeviceLive.load(config, console)
+        return DeviceLive.load(resolved, console)
     with make_progress(console) as progress:
-        return LiveModel.load(config, progress)
+        return LiveModel.load(resolved, progress)
 
 
 def run(config: RunConfig, console: Console) -> None:
@@ -76,7 +76,7 @@ def run(config: RunConfig, console: Console) -> None:
     directory = adhoc_directory(config)
     config = with_local_paths(config, console)
     check_paths(config)
-    num_slots(config, build_costs(config))
+    resolved = resolve(config)
     check_writable(directory)
     tokenizer = load_tokenizer(config)
     text = prompt_text(config)
@@ -94,14 +94,14 @@ def run(config: RunConfig, console: Console) -> None:
     spec = read_spec(Path(config.model.checkpoint))
     for tokens in (prompt, warmup):
         check_prompt(spec, config.kv_capacity, len(tokens))
-    live = load(config, console)
+    live = load(resolved, console)
     with make_progress(console) as progress:
         # Warm-up, the run itself, and plain decoding to compare with.
         num_tokens = config.warmup_tokens + config.max_new_tokens * (2 if config.sampling.kind != "rejection" else 1)
         task = progress.add_task("tokens", total=num_tokens)
         count: OnCommit = lambda tokens: progress.advance(task, len(tokens))  # noqa: E731
-        result = live.run(config, prompt, warmup, count)
-        result.metrics["agrees_with_plain"] = live.agrees_with_plain(config, result, count)
+        result = live.run(resolved, prompt, warmup, count)
+        result.metrics["agrees_with_plain"] = live.agrees_with_plain(resolved, result, count)
     write_run(directory, config, result, live.notes)
     console.print(tokenizer.decode([*prompt, *result.generation.tokens]), markup=False, highlight=False)
     console.print(summary(config, result))

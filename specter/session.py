@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from specter.build import build_costs, build_engine
+from specter.build import build_engine
 from specter.config import RunConfig
 from specter.engine import Engine
-from specter.experts.transfer import Mover, SendBack, move_nothing, open_nothing
+from specter.experts.transfer import Backend
 from specter.metrics import Metrics, accesses, summarize
 from specter.models.base import Model
 from specter.models.spec import ExpertId
 from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
+from specter.resolve import ResolvedRun
 from specter.speculation.accept import Sampler, TokenSampler
-from specter.timeline.base import Timeline
 from specter.timeline.trace import TraceOp
 
 OnCommit = Callable[[list[int]], None]
@@ -33,76 +33,69 @@ class RunResult:
 
 
 def run_input(
-    config: RunConfig,
+    run: ResolvedRun,
     model: Model,
     sampler: Sampler,
     prompt: Sequence[int],
     warmup_prompt: Sequence[int],
-    mover: Mover = move_nothing,
+    backend: Backend | None = None,
     on_commit: OnCommit = lambda tokens: None,
-    timeline: Timeline | None = None,
-    open_write_back: Callable[[int], SendBack] = open_nothing,
-    foresees: bool = False,
+    predicts: bool = False,
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.
 
     Every input starts from the same cache contents and recency, because each starts from the same warm-up.
 
     Args:
+        backend: see `build_engine`.
         on_commit: called with the tokens of every commit, the warm-up's included.
-        timeline, open_write_back: see `build_engine`. foresees: see `RecordingModel`.
+        predicts: see `RecordingModel`.
     Raises:
         SpecterError: a prompt that is empty or too long for the KV cache.
     """
-    recorder = RecordingModel(model, foresees)
-    engine = build_engine(config, recorder, sampler, mover, timeline, open_write_back=open_write_back)
+    recorder = RecordingModel(model, predicts)
+    engine = build_engine(run, recorder, sampler, backend)
     warmup = None
-    if config.warmup_tokens:
-        generation = engine.generate(warmup_prompt, config.warmup_tokens, on_commit)
+    if run.config.warmup_tokens:
+        generation = engine.generate(warmup_prompt, run.config.warmup_tokens, on_commit)
         warmup = recorder.finish(generation, {})
-    generation, residents = _generate(engine, prompt, config.max_new_tokens, on_commit)
-    return _result(config, engine, generation, residents, recorder.finish(generation, {}), warmup)
+    generation, residents = _generate(engine, prompt, run.config.max_new_tokens, on_commit)
+    return _result(run, engine, generation, residents, recorder.finish(generation, {}), warmup)
 
 
 class Replayer:
-    """Replays runs from recordings. Runs one after the other that differ in their input alone share one warm-up: it
-    leaves the same state whatever comes next, so each goes on from a copy of the engine that it leaves."""
+    """Replays runs from recordings. Consecutive runs that differ in their input alone share one warm-up: each goes on
+    from a copy of the engine that the warm-up has left."""
 
     def __init__(self) -> None:
         self._warm: tuple[RunConfig, list[int], Engine] | None = None  # of which runs, after which prompt
 
-    def replay(self, config: RunConfig, recording: Recording, warmup: Recording) -> RunResult:
+    def replay(self, run: ResolvedRun, recording: Recording, warmup: Recording) -> RunResult:
         """The run from recordings of its prompt and of the warm-up, made with the same K and sampling.
 
         Raises:
-            SpecterError: something else was recorded, or the budget leaves no slot (`DoesNotFit`).
+            SpecterError: the recordings are of another run.
         """
-        spec = build_costs(config).spec
-        model = ReplayModel([recording, warmup], spec.num_dense_layers, spec.num_experts)
-        engine = self._engine(config, model, warmup.prompt).fork(model)
-        generation, residents = _generate(engine, recording.prompt, config.max_new_tokens)
-        return _result(config, engine, generation, residents, recording, warmup)
+        model = ReplayModel([recording, warmup], run.spec.num_dense_layers, run.spec.num_experts)
+        engine = self._engine(run, model, warmup.prompt).fork(model)
+        generation, residents = _generate(engine, recording.prompt, run.config.max_new_tokens)
+        return _result(run, engine, generation, residents, recording, warmup)
 
-    def _engine(self, config: RunConfig, model: ReplayModel, prompt: list[int]) -> Engine:
-        """An engine that the warm-up has left, never to be run."""
-        any_input = replace(config, input=0)
+    def _engine(self, run: ResolvedRun, model: ReplayModel, prompt: list[int]) -> Engine:
+        """An engine that the warm-up has left, to be copied and never run."""
+        any_input = replace(run.config, input=0)
         if self._warm is None or self._warm[:2] != (any_input, prompt):
-            engine = build_engine(config, model, TokenSampler())
-            if config.warmup_tokens:
-                engine.generate(prompt, config.warmup_tokens)
+            engine = build_engine(run, model, TokenSampler())
+            if run.config.warmup_tokens:
+                engine.generate(prompt, run.config.warmup_tokens)
             self._warm = any_input, prompt, engine
         return self._warm[2]
-
-
-def replay_input(config: RunConfig, recording: Recording, warmup: Recording) -> RunResult:
-    """One run alone; see `Replayer.replay`."""
-    return Replayer().replay(config, recording, warmup)
 
 
 def _generate(
     engine: Engine, prompt: Sequence[int], max_new_tokens: int, on_commit: OnCommit = lambda tokens: None
 ) -> tuple[Generation, list[ExpertId]]:
-    """Generates, and tells which experts had slots at the first commit."""
+    """Generates; also returns the experts that had slots at the first commit."""
     residents: list[ExpertId] = []
 
     def on_run_commit(tokens: list[int]) -> None:
@@ -114,20 +107,12 @@ def _generate(
 
 
 def _result(
-    config: RunConfig,
+    run: ResolvedRun,
     engine: Engine,
     generation: Generation,
     residents: Sequence[ExpertId],
     recording: Recording,
     warmup: Recording | None,
 ) -> RunResult:
-    metrics = summarize(
-        generation,
-        accesses(generation, recording),
-        residents,
-        len(engine.cache.residency.slots),
-        config.system,
-        engine.costs,
-        config.hardware,
-    )
+    metrics = summarize(run, generation, accesses(generation, recording), residents)
     return RunResult(generation, metrics, recording, warmup, engine.timeline.ops)

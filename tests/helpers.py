@@ -25,9 +25,11 @@ from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.layer import Int4Layer
+from specter.registry import import_modules
 
 SINGLE_FILE = "model.safetensors"
 CONF = Path(__file__).parents[1] / "conf"
+import_modules("baselines")
 
 
 def load_system(name: str) -> SystemConfig:
@@ -247,7 +249,7 @@ def run_pass(
     arena: SlotArena = decoder.arena  # type: ignore[attr-defined]
     all_routing = []
     for layer in range(decoder.num_layers):
-        routing = target.mix(layer)
+        routing = target.attend_and_route(layer)
         if routing is None:
             continue
         all_routing.append(routing)

@@ -169,7 +169,7 @@ def simulated_tpot_ms(
                     pool.load(expert, keep=needed)
             timeline.wait(drafted)
         for layer in range(costs.spec.num_layers):
-            timeline.compute(costs.mix(layer), nothing)
+            timeline.compute(costs.attend_and_route(layer), nothing)
             moe_layer = layer - costs.spec.num_dense_layers
             if moe_layer < 0:
                 continue

@@ -22,8 +22,9 @@ from specter.errors import SpecterError
 from specter.files import write_json
 from specter.provenance import MACHINE, merged
 from specter.recording import Recording
+from specter.resolve import resolve
 from specter.results import read_config
-from specter.session import replay_input
+from specter.session import Replayer
 
 WHERE = (*MACHINE, "commit", "source_sha256", "checkpoint_digest")
 
@@ -47,7 +48,7 @@ def charge(directory: Path) -> dict[str, Any]:
         raise SpecterError(f"{directory} was not measured: its clock is {config.clock}", "give runs of a device scale")
     measured = json.loads((directory / "metrics.json").read_text())
     recording, warmup = (Recording.load(directory / name) for name in (RECORDING, WARMUP))
-    charged = replay_input(replace(config, clock="virtual"), recording, warmup)
+    charged = Replayer().replay(resolve(replace(config, clock="virtual")), recording, warmup)
     if charged.generation.tokens != recording.tokens:
         raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
     return {

@@ -21,12 +21,13 @@ from harness.jobs import progress_bar, steps, write_table
 from harness.plan import TextKey, decomposed_pairs, text_key
 from harness.recordings import load_entry, read_manifest
 from specter.arguments import run_command
-from specter.build import build_costs
-from specter.config import SHARED, BudgetConfig, RunConfig, SystemConfig
-from specter.memory import DoesNotFit, num_slots
+from specter.config import BudgetConfig, RunConfig, SystemConfig
+from specter.memory import DoesNotFit
 from specter.metrics import Metrics
 from specter.recording import Recording
-from specter.session import replay_input
+from specter.resolve import resolve
+from specter.session import Replayer
+from specter.speculation.drafts import SHARED
 
 Replay = Callable[[RunConfig], Metrics]
 
@@ -68,8 +69,8 @@ def explain(baseline: RunConfig, ours: RunConfig, replay: Replay) -> Parts:
         deep = replace(baseline, system=replace(baseline.system, draft_len=ours.depth))
         at_depth = replay(without_overhead(deep))["tpot_ms"]
     else:
-        costs = build_costs(baseline)
-        num_bytes = num_slots(baseline, costs) * costs.payload_bytes
+        run = resolve(baseline)
+        num_bytes = run.num_slots * run.costs.payload_bytes
         slots = BudgetConfig("custom", num_bytes=num_bytes, policy="same_experts")
         free = replay(without_overhead(replace(switched, budget=slots)))
         # This system copies nothing while it drafts, so a draft that takes no time shortens it by the draft's time.
@@ -135,7 +136,7 @@ def cached(recordings: dict[TextKey, tuple[Recording, Recording]]) -> Replay:
     def replay(config: RunConfig) -> Metrics:
         key = repr(config)
         if key not in known:
-            known[key] = replay_input(config, *recordings[text_key(config)]).metrics
+            known[key] = Replayer().replay(resolve(config), *recordings[text_key(config)]).metrics
         return known[key]
 
     return replay

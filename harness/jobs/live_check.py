@@ -15,6 +15,7 @@ from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
+from specter.resolve import resolve
 from specter.results import read_config, write_run
 
 COMPARED = ("rounds.jsonl", "metrics.json")
@@ -38,7 +39,7 @@ def sample(directories: list[Path], num_checks: int) -> list[Path]:
 
 def choose(runs: dict[Path, RunConfig], num_checks: int) -> list[Path]:
     """A sample of runs with a finite budget, so that experts are evicted; half of them prefetch."""
-    bounded = {path: config for path, config in runs.items() if config.system.eviction != "resident"}
+    bounded = {path: config for path, config in runs.items() if not config.system.holds_all}
     planned = [path for path, config in bounded.items() if config.system.planner != "none"]
     others = [path for path in bounded if path not in set(planned)]
     return sample(planned, num_checks - num_checks // 2) + sample(others, num_checks // 2)
@@ -52,11 +53,12 @@ def main(options: Options) -> None:
     torch.set_num_threads(drafting.threads)
     tokenizer = load_tokenizer(drafting)
     with progress_bar() as progress, tempfile.TemporaryDirectory() as scratch:
-        model = LiveModel.load(drafting, progress)
+        model = LiveModel.load(resolve(drafting), progress)
         for path, config in steps(list(zip(chosen, configs, strict=True)), "live check", progress):
             prompt, warmup = (encode(tokenizer, text, config) for text in (prompt_text(config), warmup_text()))
-            result = model.run(config, prompt, warmup)
-            result.metrics["agrees_with_plain"] = model.agrees_with_plain(config, result)
+            run = resolve(config)
+            result = model.run(run, prompt, warmup)
+            result.metrics["agrees_with_plain"] = model.agrees_with_plain(run, result)
             live = Path(scratch) / path.name
             write_run(live, config, result, model.notes)
             for name in COMPARED:

@@ -27,16 +27,17 @@ from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
 from harness.scales import load_scale
 from specter import provenance
 from specter.arguments import run_command
-from specter.build import build_costs, check_paths
+from specter.build import check_paths
 from specter.config import RunConfig, to_yaml
 from specter.errors import SpecterError
 from specter.files import files_digest, write_whole
-from specter.memory import DoesNotFit, fit, num_slots
+from specter.memory import DoesNotFit
 from specter.models.checkpoint import Checkpoint
-from specter.models.cuda.live import PLAIN_CACHED, DeviceLive
+from specter.models.cuda.live import LRU, DeviceLive
 from specter.models.cuda.memory import DeviceBudget
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.recording import Recording
+from specter.resolve import ResolvedRun, resolve
 from specter.results import adhoc_directory, run_id, write_misfit, write_run
 from specter.session import RunResult
 from specter.sources import code_digest
@@ -59,7 +60,7 @@ class Runner(Protocol):
 
     notes: Notes
 
-    def run(self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int]) -> RunResult: ...
+    def run(self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int]) -> RunResult: ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Runs:
         for run in planned:
             if run.plain_key not in plain:
                 budget = replace(run.config.budget, policy="same_experts")
-                config = replace(run.config, system=PLAIN_CACHED, budget=budget, k=1)
+                config = replace(run.config, system=LRU, budget=budget, k=1)
                 plain[run.plain_key] = Run.of(config, tokenizer, root)
         return cls(planned, plain)
 
@@ -120,12 +121,11 @@ class Runs:
 
 def slots_of(config: RunConfig) -> tuple[int, bool]:
     """Slots of a run, and whether its system fits the machine with them."""
-    costs = build_costs(config)
     try:
-        slots = num_slots(config, costs)
+        run = resolve(config)
     except DoesNotFit:
         return 0, False
-    return slots, bool(fit(costs, config.system, slots, config.hardware)["fits_device"])
+    return run.num_slots, bool(run.fit()["fits_device"])
 
 
 def measure(runs: Runs, load: Callable[[RunConfig], Runner], notes: Notes, title: str) -> None:
@@ -165,7 +165,7 @@ def _measure_loaded(
     try:
         with progress_bar() as progress:
             for run in steps(sorted(todo, key=order), title, progress):
-                result = runner.run(run.config, run.prompt, run.warmup)
+                result = runner.run(resolve(run.config), run.prompt, run.warmup)
                 reference = plain[run.plain_key].directory
                 tokens = result.generation.tokens
                 expected = tokens if reference == run.directory else Recording.load(reference / RECORDING).tokens
@@ -227,7 +227,7 @@ def main(options: Options) -> None:
     num_todo = sum(not run.is_finished for run in runs.each)
     title = f"measure {options.experiment} {options.model} {options.dataset}"
     notes = {key: str(where[key]) for key in NOTED if key in where}
-    measure(runs, lambda config: DeviceLive.load(config, Console(stderr=True)), notes, title)
+    measure(runs, lambda config: DeviceLive.load(resolve(config), Console(stderr=True)), notes, title)
     check_lossless(runs)
     write_whole(options.manifest, manifest_text(entries(runs), {**notes, "origin": name}))
     publish(runs, options.out)

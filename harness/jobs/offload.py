@@ -17,6 +17,7 @@ from harness.plan import compose
 from specter.arguments import run_command
 from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, load_tokenizer, prompt_text
+from specter.resolve import resolve
 
 NUM_TOKENS = 8
 
@@ -37,9 +38,10 @@ def main(options: Options) -> None:
     timed = transformers_offload.Options(Path(config.model.checkpoint), options.out, "cpu", NUM_TOKENS, config.threads)
     rows = transformers_offload.measure(timed, prompt)
     with progress_bar() as progress:
-        live = LiveModel.load(config, progress)
+        run = resolve(config)
+        live = LiveModel.load(run, progress)
     commits = [time.perf_counter()]
-    result = live.run(config, prompt, (), lambda tokens: commits.append(time.perf_counter()))
+    result = live.run(run, prompt, (), lambda tokens: commits.append(time.perf_counter()))
     times = [(after - before) * 1e3 for before, after in itertools.pairwise(commits)]
     ours = {"system": "this runtime, resident, with its clock", "tokens": result.generation.tokens}
     rows.append(ours | {"ttft_ms": times[0], "tpot_ms": statistics.median(times[1:])})

@@ -21,7 +21,6 @@ from harness.jobs import model_columns, progress_bar, steps, write_table
 from harness.plan import ProbePlan, TextKey, probe_plan
 from harness.recordings import Entry, read_manifest
 from specter.arguments import run_command
-from specter.config import SHARED
 from specter.metrics import distinct_4grams
 from specter.models.cpu.live import LiveModel
 from specter.models.hub_config import read_spec
@@ -37,6 +36,8 @@ from specter.probes.routing import (
 from specter.probes.teacher import force
 from specter.prompts import load_tokenizer, shipped_texts
 from specter.recording import Recording
+from specter.resolve import resolve
+from specter.speculation.drafts import SHARED
 
 HELD_OUT = Path("data/prompts/heldout.jsonl")
 WINDOWS = range(1, 33)
@@ -109,7 +110,7 @@ def measure(plan: ProbePlan, manifests: Sequence[Path]) -> list[Row]:
     rows: list[Row] = []
     if texts:
         with progress_bar() as progress:
-            model = LiveModel.load(config, progress)
+            model = LiveModel.load(resolve(config), progress)
             for tokens in steps(texts, f"probe {config.model.name}", progress):
                 cut = tokens[: config.kv_capacity - config.tile_rows]
                 rows += [{"mode": "teacher-forced", "dataset": HELD_OUT.stem} | row for row in forced_rows(model, cut)]

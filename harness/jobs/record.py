@@ -39,14 +39,15 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
 
     from specter.build import check_paths
     from specter.models.cpu.live import LiveModel
+    from specter.resolve import resolve
 
     check_paths(loaded_as)
     torch.set_num_threads(loaded_as.threads)
     with progress_bar() as progress:
-        model = LiveModel.load(loaded_as, progress)
+        model = LiveModel.load(resolve(loaded_as), progress)
         write_json(store.path(todo[0]).with_name(NOTES), model.notes)
         for text in steps(todo, f"record {loaded_as.model.name} {loaded_as.dataset.name}", progress):
-            recording = model.run(text.config, text.prompt, ()).recording
+            recording = model.run(resolve(text.config), text.prompt, ()).recording
             recording.meta = {
                 "model": text.config.model.name,
                 "dataset": text.config.dataset.name,

@@ -13,6 +13,7 @@ from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.memory import DoesNotFit
 from specter.recording import Recording
+from specter.resolve import resolve
 from specter.results import run_id, write_misfit, write_run
 from specter.session import Replayer
 
@@ -51,7 +52,7 @@ def main(options: Options) -> None:
                 loaded[one] = load_entry(entries[one])
             directory = options.out / run_id(config)
             try:
-                result = replayer.replay(config, *loaded[key])
+                result = replayer.replay(resolve(config), *loaded[key])
             except DoesNotFit:
                 write_misfit(directory, config, notes)
                 continue

@@ -88,7 +88,7 @@ def _cost_model_k(runs: pd.DataFrame, probe: pd.DataFrame, ks: list[int]) -> int
     """The K that SpecMoEOff's cost model chooses among `ks` for the machine and model of `runs`."""
     from baselines.specmoeoff import choose_k
     from harness.plan import compose
-    from specter.build import build_costs
+    from specter.resolve import build_costs
 
     one = runs.iloc[0]
     config = compose([f"model={one['model']}", "system=specmoeoff_tuned", f"hardware={one['hardware']}"])

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specter.experts.policies.eviction import Eviction
-from specter.experts.policies.planner import Plan
+from specter.experts.policies.base import Eviction, Plan
 from specter.experts.queue import LoadQueue
 from specter.experts.residency import Residency, Slot, State
 from specter.experts.transfer import Transfer
 from specter.models.spec import ExpertId
-from specter.timeline.base import Event, Timeline
+from specter.timeline.base import Event
 
 
 @dataclass(slots=True)
@@ -75,13 +74,13 @@ class CacheState:
 class ExpertCache:
     """Slots of the device, filled by need and by plan, displaced by the eviction policy."""
 
-    def __init__(self, residency: Residency, eviction: Eviction, transfer: Transfer, timeline: Timeline) -> None:
+    def __init__(self, residency: Residency, eviction: Eviction, transfer: Transfer) -> None:
         self.residency = residency
         self.counters = CacheCounters()
         self._eviction = eviction
         self._transfer = transfer
-        self._timeline = timeline
-        self._queue = LoadQueue(timeline)
+        self._timeline = transfer.timeline
+        self._queue = LoadQueue(transfer.timeline)
         # By the last plan, until its layer's verification [MoE layers, E]. Lists: they are read one by one.
         self._protected: list[list[bool]] = []
 
@@ -98,23 +97,23 @@ class ExpertCache:
             mask[expert] = True
         return mask
 
-    def prefetch(self, plan: Plan, known: Event) -> list[Event]:
-        """Issues the plan's copies; a load for which no slot may be displaced is left to be fetched.
+    def submit(self, plan: Plan, known: Event) -> list[Event]:
+        """Takes a plan in place of the last one; returns the copies issued now, those of a plan `at_once`.
+
+        A load for which no slot can be freed is left out, and fetched when it is needed. Other plans wait for `feed`.
 
         Args:
             known: the event that made the plan possible.
         """
-        self._protected = plan.protect.tolist()  # what matters now, instead of what mattered at the last plan
+        self._protected = plan.protect.tolist()
+        if not plan.at_once:
+            self._queue.replace(plan.loads, known)
+            return []
         copies = [event for expert in plan.loads if (event := self._prefetch(expert)) is not None]
         if copies:
             self._queue.open(known)
             self._queue.close()
         return copies
-
-    def enqueue(self, plan: Plan, known: Event) -> None:
-        """Keeps the plan's loads for `feed`, instead of what is left of the last plan."""
-        self._protected = plan.protect.tolist()
-        self._queue.replace(plan.loads, known)
 
     def feed(self) -> Event | None:
         """Issues planned copies while few enough are under way and slots can be taken, at most a full link of them: a
@@ -139,7 +138,7 @@ class ExpertCache:
         queue.close()
         return (queue.oldest() or copy) if queue.planned else None
 
-    def note_join(self) -> None:
+    def note_barrier(self) -> None:
         """Verification is about to wait for all copies under way: whoever uses one of them finds it late."""
         for slot in self.residency.slots:
             slot.is_late = slot.state is State.LOADING and not self._has_arrived(slot)

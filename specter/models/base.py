@@ -1,7 +1,6 @@
-"""What the engine needs from a model: opaque outputs, and routing that it can read.
+"""The model interface of the engine: opaque outputs, and readable routing.
 
-The engine never looks into an `Output`; it hands it to the sampler. A live decoder's output is logits,
-a replayed recording's is the token itself, a test's fake model may do as it likes.
+The engine passes an `Output` to the sampler unread: logits of a live decoder, or the token itself in a replay.
 """
 
 from __future__ import annotations
@@ -53,13 +52,18 @@ class FinishedStep:
 class TargetPass(Protocol):
     """One pass of the target over consecutive positions, driven layer by layer by the engine.
 
-    Order of calls per layer: `mix`, then `run_experts` once per wave until every expert of the layer's
-    routing has been run exactly once, then `combine`. After the last layer: `outputs`.
+    Order of calls per layer: `attend_and_route`, then `run_experts` once per wave until every expert of the layer's
+    routing has run exactly once, then `combine`. After the last layer: `outputs`. A result may be read once the event
+    of the compute that produced it has happened.
     """
 
-    def mix(self, layer: int) -> Routing | None:
-        """Attention, norms, router, shared expert. Returns routing [rows, top_k], to be read once the event of
-        this compute has happened; a dense layer is run whole and returns None."""
+    def attend_and_route(self, layer: int) -> Routing | None:
+        """Attention, norms, router, shared expert. Returns routing [rows, top_k]; a dense layer runs whole and
+        returns None."""
+
+    def predict_next(self, layer: int) -> Routing:
+        """The next layer's router on this layer's hidden state (attention added, experts not yet), [rows, top_k] in
+        rank order. Called after `attend_and_route` of a MoE layer other than the last, and before its `combine`."""
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Runs one wave: these experts, whose payloads lie in these slots."""
@@ -68,16 +72,7 @@ class TargetPass(Protocol):
         """Reduces the waves' rows over k in rank order and adds the residual."""
 
     def outputs(self) -> Sequence[Output]:
-        """One output per row asked for (see `Model.target_pass`), to be read once this compute's event has
-        happened."""
-
-
-class ForeseeingPass(TargetPass, Protocol):
-    """A pass that can also guess one layer ahead, as `lru_next_gate` needs."""
-
-    def foresee(self, layer: int) -> Routing:
-        """Between `mix` of a MoE layer and of the next: the next layer's router on this layer's hidden state
-        (attention added, experts not yet), [rows, top_k] in rank order."""
+        """One output per requested row (see `Model.target_pass`)."""
 
 
 class Model(Protocol):

@@ -49,7 +49,7 @@ def _pass(model: LiveModel, tokens: Sequence[int], position: int) -> tuple[list[
     one = decoder.target_pass(tokens, position, num_outputs=len(tokens))
     layers = []
     for layer in range(decoder.num_layers):
-        routing = one.mix(layer)
+        routing = one.attend_and_route(layer)
         if routing is None:
             continue
         experts = np.unique(routing).tolist()

@@ -34,7 +34,7 @@ EXPERT_KERNELS = 2  # grouped gate and up + silu · grouped down
 COMBINE_KERNELS = 1
 HEAD_KERNELS = 3  # norm · lm_head · sampling
 EMBED_KERNELS = 1
-FORESEE_KERNELS = 2  # norm and router · top-k
+PREDICT_KERNELS = 2  # norm and router · top-k
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,18 @@ class CostModel:
         """
         return self._cached(("draft_step", rows, 0), lambda: self._draft_step(rows))
 
-    def foresee(self, tiles: int = 1) -> Work:
+    def predict_next(self, tiles: int = 1) -> Work:
         """The next layer's norm and router on this layer's hidden state."""
-        return self._cached(("foresee", 0, tiles), lambda: self._foresee(tiles))
+        return self._cached(("foresee", 0, tiles), lambda: self._predict_next(tiles))
 
-    def mix(self, layer: int, tiles: int = 1) -> Work:
+    def attend_and_route(self, layer: int, tiles: int = 1) -> Work:
         """Attention, norms, router and shared experts of one layer; a dense layer whole. Layer 0 also embeds.
 
         `layer` counts all layers, dense ones included.
         """
-        return self._cached(("mix", min(layer, self.spec.num_dense_layers + 1), tiles), lambda: self._mix(layer, tiles))
+        return self._cached(
+            ("mix", min(layer, self.spec.num_dense_layers + 1), tiles), lambda: self._attend_and_route(layer, tiles)
+        )
 
     def experts(self, num_experts: int, tiles: int = 1) -> Work:
         """One wave: the 16-bit weights of `num_experts` experts in one grouped launch.
@@ -137,7 +139,7 @@ class CostModel:
         tiles = self.num_tiles(rows)
         if tiles not in self._pass_bytes:  # floors ask for every round
             spec = self.spec
-            mixes = sum(self.mix(layer, tiles).hbm_bytes for layer in range(spec.num_layers))
+            mixes = sum(self.attend_and_route(layer, tiles).hbm_bytes for layer in range(spec.num_layers))
             reads = spec.num_moe_layers * self._rows_bytes(tiles * self.tile_rows)
             combines = spec.num_moe_layers * self.combine(tiles).hbm_bytes
             self._pass_bytes[tiles] = mixes + reads + combines + self.head(rows).hbm_bytes
@@ -199,9 +201,9 @@ class CostModel:
         wave_rows = rows * self.spec.top_k * self.spec.hidden
         return _Cost(2 * wave_rows * WAVE_ROW_BYTES + 3 * self._rows_bytes(rows), 2 * wave_rows)
 
-    def _foresee(self, tiles: int) -> Work:
+    def _predict_next(self, tiles: int) -> Work:
         cost = self._product(tiles * self.tile_rows, self.spec.hidden, self.spec.num_experts)
-        return Work("foresee", cost.num_bytes, cost.flops, FORESEE_KERNELS, FORESEE_KERNELS)
+        return Work("foresee", cost.num_bytes, cost.flops, PREDICT_KERNELS, PREDICT_KERNELS)
 
     def _draft_step(self, rows: int) -> Work:
         spec = self.spec
@@ -220,7 +222,7 @@ class CostModel:
             kernels += EXPERT_KERNELS + COMBINE_KERNELS  # the lookahead's k counters ride in combine
         return Work("draft_step", cost.num_bytes, cost.flops, kernels, 1 if self.graphed_draft else kernels)
 
-    def _mix(self, layer: int, tiles: int) -> Work:
+    def _attend_and_route(self, layer: int, tiles: int) -> Work:
         cost, kernels = self._layer(layer, tiles * self.tile_rows, tiles)
         return Work("mix", cost.num_bytes, cost.flops, kernels, kernels)
 

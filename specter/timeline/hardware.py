@@ -39,6 +39,7 @@ class Hardware:
     kernel_ns: int  # device time per kernel beyond its bytes and flops
     sync_ns: int  # host time of a blocking read of a small result, after the result exists
     source: str  # one line per number: "<field>: where it comes from"
+    title: str = ""  # how figures and tables show it
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> Hardware:
@@ -50,10 +51,12 @@ class Hardware:
         names = {field.name for field in fields(cls)}
         if unknown := sorted(set(values) - names):
             raise SpecterError(f"{where}: unknown hardware key {unknown[0]!r}", f"use only {', '.join(sorted(names))}")
-        if missing := sorted(names - set(values)):
+        if missing := sorted(names - set(values) - {"title"}):
             raise SpecterError(f"{where}: hardware key {missing[0]!r} is missing", "add it (see conf/hardware/)")
         for key, value in values.items():
-            if key in ("name", "source"):
+            if key == "title" and isinstance(value, str):
+                continue
+            if key in ("name", "source", "title"):
                 if not isinstance(value, str) or not value.strip():
                     raise SpecterError(f"{where}: {key} is {value!r}", "give a text that is not empty")
                 continue

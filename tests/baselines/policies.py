@@ -15,11 +15,11 @@ Pair = tuple[int, int]  # (MoE layer, expert)
 
 @dataclass
 class Pass:
-    """One target pass: experts by rank, [layer][row][rank]; those foreseen for every layer but the first; and the
+    """One target pass: experts by rank, [layer][row][rank]; those predicted for every layer but the first; and the
     routing of the draft tokens before it, [draft token][layer][rank]."""
 
     routing: list[list[list[int]]]
-    foreseen: list[list[list[int]]]
+    predicted: list[list[list[int]]]
     drafts: list[list[list[int]]]
 
 
@@ -87,7 +87,7 @@ def demand(pool: Pool, layer: int, rows: Sequence[Sequence[int]], outcome: Outco
             pool.protected.clear()
 
 
-def foresee(pool: Pool, layer: int, rows: Sequence[Sequence[int]], num_guesses: int, outcome: Outcome) -> None:
+def load_predicted(pool: Pool, layer: int, rows: Sequence[Sequence[int]], num_guesses: int, outcome: Outcome) -> None:
     """The next layer's loads: most named first, then by best rank; the first that finds no place ends it."""
     ranked = [row[rank] for rank in range(num_guesses) for row in rows]
     votes = Counter(ranked)
@@ -140,7 +140,7 @@ def run(
             if not keeps:
                 pool.held.clear()
             if num_guesses and layer + 1 < num_layers:
-                foresee(pool, layer + 1, one.foreseen[layer], num_guesses, outcome)
+                load_predicted(pool, layer + 1, one.predicted[layer], num_guesses, outcome)
     if swaps:  # what goes into a slot that was filled before sends its expert back
         outcome.num_write_backs = max(pool.num_loads - pool.capacity, 0)
     return outcome

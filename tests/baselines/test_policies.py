@@ -11,11 +11,13 @@ import pytest
 
 from baselines.specmoeoff import choose_k, simulate
 from harness.plan import compose
-from specter import build
+from specter import resolve as resolving
+from specter.build import build_engine
 from specter.config import RunConfig, SystemConfig
 from specter.models.base import Choose, FinishedStep, Output, Routing
 from specter.models.full_size import FULL_SIZE
 from specter.models.spec import ModelSpec
+from specter.resolve import resolve
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from tests.baselines.policies import POLICIES, Pass
@@ -71,21 +73,21 @@ class TraceModel:
         target = TracePass(self.rows(self.num_layers, len(tokens)), self.rows(self.num_layers, len(tokens)))
         target.tokens = [token_at(position + len(tokens) - num_outputs + i + 1) for i in range(num_outputs)]
         drafts = [draft.tolist() for draft in self.drafts]
-        self.log.append(Pass(target.routing.tolist(), target.foreseen.tolist(), drafts))
+        self.log.append(Pass(target.routing.tolist(), target.predicted.tolist(), drafts))
         self.drafts = []
         return target
 
 
 class TracePass:
-    def __init__(self, routing: np.ndarray, foreseen: np.ndarray) -> None:
-        self.routing, self.foreseen = routing, foreseen
+    def __init__(self, routing: np.ndarray, predicted: np.ndarray) -> None:
+        self.routing, self.predicted = routing, predicted
         self.tokens: list[int] = []
 
-    def mix(self, layer: int) -> Routing:
+    def attend_and_route(self, layer: int) -> Routing:
         return self.routing[layer]
 
-    def foresee(self, layer: int) -> Routing:
-        return self.foreseen[layer]
+    def predict_next(self, layer: int) -> Routing:
+        return self.predicted[layer]
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pass
@@ -100,7 +102,7 @@ class TracePass:
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A link whose copies end at once, and a host that issues at once: what is planned is there in time."""
-    monkeypatch.setitem(build.FULL_SIZE, "trace", SPEC)
+    monkeypatch.setitem(resolving.FULL_SIZE, "trace", SPEC)
     config = compose(["budget.policy=same_experts", f"budget.experts_per_layer={QUOTA}", "k=5", "tile_rows=8"])
     config.kv_capacity = 64
     config.model.charged_as = "trace"
@@ -115,7 +117,7 @@ def test_hits_and_bytes_equal_an_independent_policy(config: RunConfig, name: str
     system: SystemConfig = BY_NAME[name]
     for seed in range(NUM_TRACES):
         model = TraceModel(seed)
-        engine = build.build_engine(replace(config, system=system), model, TokenSampler())
+        engine = build_engine(resolve(replace(config, system=system)), model, TokenSampler())
         generation = engine.generate([1], NUM_TOKENS)
         assert generation.tokens == [token_at(position) for position in range(1, 1 + NUM_TOKENS)]
         expected = POLICIES[name](model.log, SPEC.num_layers, QUOTA)

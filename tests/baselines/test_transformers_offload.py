@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines import transformers_offload
 from baselines.transformers_offload import KINDS, Options, measure, offload
 from specter.errors import SpecterError
 from tests.helpers import open_live, run_pass, write_random
@@ -66,6 +65,6 @@ def test_modules_run_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_device_or_type_that_there_is_not_is_refused_before_loading(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], message: str
 ) -> None:
-    monkeypatch.setattr(transformers_offload.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SpecterError, match=message):
         measure(Options(Path("nowhere"), Path("unused"), **options), PROMPT)  # type: ignore[arg-type]

@@ -239,13 +239,13 @@ class ScriptedPass:
     positions: list[int]
     num_outputs: int
 
-    def mix(self, layer: int) -> Routing | None:
+    def attend_and_route(self, layer: int) -> Routing | None:
         self.model.timeline.detail = f" of L{layer - 1}" if layer else ""
         if layer < SPEC.num_dense_layers:
             return None
         return np.array([self.model.script.target[p][layer - SPEC.num_dense_layers] for p in self.positions], np.int16)
 
-    def foresee(self, layer: int) -> Routing:
+    def predict_next(self, layer: int) -> Routing:
         assert layer == 1
         self.model.timeline.detail = f" of L{layer}"
         return np.array([self.model.script.predicted[p] for p in self.positions], np.int16)

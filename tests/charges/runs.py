@@ -12,8 +12,10 @@ from harness.plan import compose
 from specter.build import build_engine
 from specter.config import RunConfig
 from specter.engine import Engine
+from specter.experts.transfer import Backend
 from specter.models.hub_config import config_of
 from specter.records import RoundRecord
+from specter.resolve import resolve
 from specter.speculation.accept import TokenSampler
 from tests.charges.logged import BY_HAND, LoggedTimeline, Script, ScriptedModel
 from tests.charges.tariff import KV_CAPACITY, SPEC, TILE_ROWS
@@ -78,9 +80,8 @@ def open_run(
     config = make_config(system, directory, slots_per_layer)
     timeline = LoggedTimeline(link, lead)
     model = ScriptedModel(timeline, script)
-    engine = build_engine(
-        config, model, TokenSampler(), model.move, timeline, open_write_back=lambda num_buffers: model.send_back
-    )
+    backend = Backend(timeline, model.move, lambda num_buffers: model.send_back)
+    engine = build_engine(resolve(config), model, TokenSampler(), backend)
     return Run(engine, timeline, model)
 
 

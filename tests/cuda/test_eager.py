@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.eager import EXPERTS, decode_eager, load_eager
+from baselines.transformers_offload import load_eager
+from bench.eager import EXPERTS, decode_eager
 from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
 from tests.helpers import FAMILIES, open_live, run_pass, write_random

@@ -12,16 +12,15 @@ from bench import int4
 from bench.__main__ import main
 from bench.cells import Cell
 from bench.int4_prefill import reference_prefill
-from specter.build import build_costs
-from specter.memory import num_slots
 from specter.quantize.rtn import quantize_rtn
+from specter.resolve import resolve
 from tests.helpers import TINY_QWEN
 
 
 @pytest.mark.parametrize(("model", "slots"), [("qwen1_5_moe", 15 * 24), ("phi3_5_moe", 2 * 32)])
 def test_a_cell_is_of_its_model(model: str, slots: int) -> None:
     config = Cell("lru", "high", "greedy", 0, model=model).config()
-    assert num_slots(config, build_costs(config)) == slots
+    assert resolve(config).num_slots == slots
 
 
 def test_an_unknown_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from bench.unfused import UnfusedDraft
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
-from specter.experts.policies.eviction import LruEviction, layer_quotas
-from specter.experts.policies.planner import DeadlinePlanner
+from specter.experts.policies.base import PLANNERS, NextLayerPredictor, Pool, layer_quotas
+from specter.experts.policies.lru import LruEviction
 from specter.experts.residency import Residency
-from specter.experts.transfer import Mover, Transfer
+from specter.experts.transfer import Backend, Mover, Transfer
 from specter.kernels import pinned_io
 from specter.models.cuda.device_pass import DevicePasses
 from specter.models.cuda.model import DeviceModel
@@ -68,12 +68,12 @@ def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
     tokens, target = tokens_of(2).tolist(), models.target
     assert target.slot_table is not None
     resident = DevicePasses(target, is_resident=True).begin(tokens, 0, 2)
-    assert [resident.mix(layer) for layer in range(SPEC.num_layers)] == [None] * SPEC.num_layers
+    assert [resident.attend_and_route(layer) for layer in range(SPEC.num_layers)] == [None] * SPEC.num_layers
     expected = list(resident.outputs())
     table = target.slot_table.cpu().numpy()
     one = DevicePasses(target).begin(tokens, 0, 2)
     for layer in range(SPEC.num_layers):
-        routing = one.mix(layer)
+        routing = one.attend_and_route(layer)
         assert (routing is None) == (layer < SPEC.num_dense_layers)
         if routing is None:
             continue
@@ -89,7 +89,7 @@ def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
         torch.cuda.synchronize()
     assert outputs.tolist() == expected
     last = DevicePasses(target, is_resident=True).begin(tokens, 0, 1)
-    last.mix(0)
+    last.attend_and_route(0)
     assert last.outputs().tolist() == expected[1:]
 
 
@@ -125,7 +125,7 @@ def check_short_pass(models: Models, monkeypatch: pytest.MonkeyPatch) -> int:
             passes.capture(num_rows)
         one = passes.begin(tokens, 0, 2)
         for layer in range(spec.num_layers):
-            routing = one.mix(layer)
+            routing = one.attend_and_route(layer)
             if DEV.type == "cuda":
                 torch.cuda.synchronize()
             if routing is not None:
@@ -177,11 +177,11 @@ def engine(
         model.capture(k + 1)
         timeline = CudaTimeline() if stress_seed is None else StressedTimeline(seed=stress_seed)
     costs = CostModel(spec, 16, CAPACITY)
-    quotas = layer_quotas(num_slots, spec.num_moe_layers)
-    transfer = Transfer(timeline, costs.payload_bytes, mover or move)
-    cache = ExpertCache(Residency(num_slots), LruEviction(quotas), transfer, timeline)
-    planner = DeadlinePlanner() if k else None
-    return Engine(RecordingModel(model), TokenSampler(), cache, timeline, costs, planner, k)
+    pool = Pool(layer_quotas(num_slots, spec.num_moe_layers), spec.num_experts, costs.payload_bytes)
+    transfer = Transfer(Backend(timeline, mover or move), costs.payload_bytes)
+    cache = ExpertCache(Residency(num_slots), LruEviction(pool), transfer)
+    planner = PLANNERS["deadline" if k else "none"](pool)
+    return Engine(RecordingModel(model), TokenSampler(), cache, timeline, costs, planner, k, NextLayerPredictor())
 
 
 def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:

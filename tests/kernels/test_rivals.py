@@ -18,9 +18,9 @@ from specter.build import build_engine
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
-from specter.experts.transfer import SendBack
+from specter.experts.transfer import Backend, SendBack
 from specter.kernels.int4_moe import PackedExperts
-from specter.models.base import ForeseeingPass, Model
+from specter.models.base import Model
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda import bed, live
 from specter.models.cuda.arena import DeviceArena
@@ -37,7 +37,8 @@ from specter.models.cuda.target import OUTPUT_ROWS, Target
 from specter.models.cuda.weights import GpuKVCache, GpuWeights, tensors_in
 from specter.models.cuda.write_back import WriteBack
 from specter.models.spec import ExpertId
-from specter.session import RunResult, replay_input
+from specter.resolve import resolve
+from specter.session import Replayer, RunResult
 from specter.speculation.accept import TokenSampler
 from specter.timeline.base import Timeline, Work
 from specter.timeline.cuda import CudaTimeline
@@ -140,7 +141,7 @@ def configured(config: RunConfig, name: str) -> RunConfig:
 
 def run(name: str, device: DeviceLive, config: RunConfig, results: dict[str, RunResult]) -> RunResult:
     if name not in results:
-        results[name] = device.run(configured(config, name), PROMPT, ())
+        results[name] = device.run(resolve(configured(config, name)), PROMPT, ())
     return results[name]
 
 
@@ -151,12 +152,12 @@ def test_a_rival_is_plain_decoding_and_loads_what_it_loads_on_the_virtual_clock(
     result, plain = run(name, device, config, results), run("lru", device, config, results)
     tokens = result.generation.tokens
     assert tokens == plain.generation.tokens[: len(tokens)]
-    replayed = replay_input(configured(config, name), result.recording, result.recording)
+    replayed = Replayer().replay(resolve(configured(config, name)), result.recording, result.recording)
     if IS_CUDA:  # what is prefetched depends on when copies arrive
         assert name != "mixtral_offloading" or loads(replayed) == loads(result)
     else:  # on one clock, to the last nanosecond
         assert replayed.generation == result.generation
-    assert (result.recording.passes[0].foreseen is not None) == (name in FORESEEING)
+    assert (result.recording.passes[0].predicted is not None) == (name in FORESEEING)
     assert (loads(result)["writeback"] > 0) == name.startswith("mixtral")
     assert (sum(one.num_prefetched for one in result.generation.rounds) > 0) == (name != "mixtral_offloading")
 
@@ -220,18 +221,18 @@ def check_foresight(models: Models) -> None:
     decoder.reset()
     one, reference = DevicePasses(target).begin(tokens, 0, 3), decoder.target_pass(tokens, 0, 3)
     for layer in range(spec.num_layers - 1):
-        routing, expected = one.mix(layer), reference.mix(layer)
+        routing, expected = one.attend_and_route(layer), reference.attend_and_route(layer)
         moe = layer - spec.num_dense_layers
         if routing is None or expected is None:
             continue
         state = list(tensors_in([target.x, target.scaled, target.scales, target.router, target.shared, target.routing]))
         before = [tensor.clone() for tensor in state]
-        foreseen = cast(ForeseeingPass, one).foresee(layer)
+        foreseen = one.predict_next(layer)
         if IS_CUDA:
             torch.cuda.synchronize()
         assert all(torch.equal(*pair) for pair in zip(state, before, strict=True))
         assert np.array_equal(routing, expected)
-        assert np.array_equal(foreseen, reference.foresee(layer))
+        assert np.array_equal(foreseen, reference.predict_next(layer))
         assert not np.array_equal(foreseen, routing)
         experts = np.unique(routing).tolist()
         for expert in experts:
@@ -254,7 +255,7 @@ def test_a_prompts_pass_is_captured_only_where_prefill_can_launch_it(
 
     monkeypatch.setattr(Bed, "capture", capture)
     with pytest.raises(KeyboardInterrupt):
-        device.run(dataclasses.replace(config, kv_capacity=128), [1] * prompt_len, ())
+        device.run(resolve(dataclasses.replace(config, kv_capacity=128)), [1] * prompt_len, ())
     assert asked == [captured]
 
 
@@ -289,16 +290,17 @@ def test_what_a_swap_sends_back_arrives_on_the_host(full: FullSize, config: RunC
 
     timeline: Timeline = CudaTimeline(DEV) if IS_CUDA else VirtualTimeline(HARDWARE)
     model = cast(Model, _Dimensions())
-    engine = build_engine(config, model, TokenSampler(), move, timeline, open_write_back=open_write_back)
+    backend = Backend(timeline, move, open_write_back)
+    engine = build_engine(resolve(config), model, TokenSampler(), backend)
     rng, work = np.random.default_rng(0), Work("none", 0, 0, 1, 1)
     for turn in range(20):
         layer = turn % SPEC.num_moe_layers
         _, known = timeline.compute(work, lambda: None)
         timeline.wait(known)
-        if engine.foresight is not None:
+        if engine.predictor.is_active:
             predicted = rng.integers(0, SPEC.num_experts, (1, SPEC.top_k), dtype=np.int16)
-            plan = engine.foresight.plan(layer, predicted, SPEC.num_experts, engine.cache.is_present)
-            engine.cache.enqueue(plan, known)
+            plan = engine.predictor.plan(layer, predicted, SPEC.num_experts, engine.cache.is_present)
+            engine.cache.submit(plan, known)
             engine.cache.feed()
         counts = np.zeros(SPEC.num_experts, np.int64)
         counts[rng.choice(SPEC.num_experts, SPEC.top_k, replace=False)] = 1
@@ -308,7 +310,7 @@ def test_what_a_swap_sends_back_arrives_on_the_host(full: FullSize, config: RunC
     timeline.drain()
     num_loads = engine.cache.counters.num_misses + engine.cache.counters.num_prefetched
     assert len(left) == num_loads - arena.num_slots > 2 * config.system.num_buffers
-    assert (engine.cache.counters.num_prefetched > 0) == (engine.foresight is not None)
+    assert (engine.cache.counters.num_prefetched > 0) == (engine.predictor.is_active)
     assert timeline.totals().copied_bytes == (num_loads + len(left)) * engine.costs.payload_bytes
     [way] = opened
     assert len(way.buffers) == config.system.num_buffers == 4
@@ -325,14 +327,14 @@ def test_runs_alike_share_slots_and_no_run_sees_the_last_ones_experts(
     device: DeviceLive, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(config, max_new_tokens=2)
-    tokens = device.run(config, PROMPT, ()).generation.tokens
+    tokens = device.run(resolve(config), PROMPT, ()).generation.tokens
     assert device._bed is not None
     bed = device._bed[1]
-    assert device.run(config, PROMPT, ()).generation.tokens == tokens
+    assert device.run(resolve(config), PROMPT, ()).generation.tokens == tokens
     assert device._bed[1] is bed
     monkeypatch.setattr(bed, "move", lambda expert, slot: None)
-    assert device.run(config, PROMPT, ()).generation.tokens != tokens
-    device.run(dataclasses.replace(config, budget=BudgetConfig("high", policy="same_experts")), PROMPT, ())
+    assert device.run(resolve(config), PROMPT, ()).generation.tokens != tokens
+    device.run(resolve(dataclasses.replace(config, budget=BudgetConfig("high", policy="same_experts"))), PROMPT, ())
     assert device._bed[1] is not bed
 
 
@@ -344,9 +346,12 @@ def test_what_does_not_draft_needs_no_draft_on_the_device(
     bare = dataclasses.replace(full, int4=PackedExperts.empty(no_layers, 128, DEV))
     assert full.has_draft and not bare.has_draft
     alone = DeviceLive(bare, device.budget, {})
-    assert alone.run(config, PROMPT, ()).generation.tokens == device.run(config, PROMPT, ()).generation.tokens
+    assert (
+        alone.run(resolve(config), PROMPT, ()).generation.tokens
+        == device.run(resolve(config), PROMPT, ()).generation.tokens
+    )
     with pytest.raises(SpecterError, match="no draft"):
-        alone.run(dataclasses.replace(config, system=load_system("specter"), max_new_tokens=3), PROMPT, ())
+        alone.run(resolve(dataclasses.replace(config, system=load_system("specter"), max_new_tokens=3)), PROMPT, ())
 
 
 @pytest.mark.gpu
@@ -358,9 +363,9 @@ def test_rivals_on_the_device_are_plain_decoding(device: DeviceLive, config: Run
         config, system=load_system(name), budget=BudgetConfig(tier, policy="same_experts"), max_new_tokens=24,
         warmup_tokens=4,
     )  # fmt: skip
-    result = device.run(config, PROMPT, [3, 1])
+    result = device.run(resolve(config), PROMPT, [3, 1])
     assert result.generation.clock == "device"
-    assert device.agrees_with_plain(config, result)
+    assert device.agrees_with_plain(resolve(config), result)
     assert (loads(result)["writeback"] > 0) == name.startswith("mixtral")
     if name in OWN_DRAFT:
         assert any(one.accepted_len for one in result.generation.rounds)

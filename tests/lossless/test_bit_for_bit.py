@@ -15,7 +15,8 @@ import torch
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig, SystemConfig
 from specter.models.cpu.live import LiveModel
 from specter.recording import Recording
-from specter.session import replay_input
+from specter.resolve import resolve
+from specter.session import Replayer
 from specter.timeline.hardware import load_hardware
 from tests.helpers import RIVALS, TINY, load_system, open_live, write_random
 
@@ -64,7 +65,7 @@ def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]
     """Plain decoding of every prompt by every sampling, everything resident."""
     return {
         (sampling.kind, i): live.run(
-            replace(config, system=load_system("resident"), sampling=sampling, warmup_tokens=0), prompt, ()
+            resolve(replace(config, system=load_system("resident"), sampling=sampling, warmup_tokens=0)), prompt, ()
         ).generation.tokens
         for sampling in SAMPLINGS
         for i, prompt in enumerate(PROMPTS)
@@ -74,7 +75,7 @@ def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]
 def runs(live: LiveModel, config: RunConfig, plain: dict[tuple[str, int], list[int]], num_prompts: int) -> None:
     """Prompts by all samplings of one system, depth and budget equal plain decoding."""
     for sampling, (i, prompt) in itertools.product(SAMPLINGS, enumerate(PROMPTS[:num_prompts])):
-        result = live.run(replace(config, sampling=sampling), prompt, [3, 1, 4])
+        result = live.run(resolve(replace(config, sampling=sampling)), prompt, [3, 1, 4])
         assert result.generation.tokens == plain[sampling.kind, i], (sampling.kind, prompt)
 
 
@@ -100,7 +101,9 @@ def test_rivals_equal_plain_decoding(live: LiveModel, config: RunConfig, plain, 
 
 def test_the_draft_is_worth_its_name_and_sometimes_wrong(live: LiveModel, config: RunConfig):
     """Else the tests above would not have tried both acceptance and rejection."""
-    results = [live.run(replace(config, k=7, sampling=s), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS]
+    results = [
+        live.run(resolve(replace(config, k=7, sampling=s)), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS
+    ]
     rounds = [record for result in results for record in result.generation.rounds]
     assert any(record.accepted_len == record.draft_len > 1 for record in rounds)
     assert any(record.accepted_len < record.draft_len for record in rounds)
@@ -112,9 +115,9 @@ def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig):
     num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        reference = live.run(replace(config, system=load_system("resident"), warmup_tokens=0), PROMPTS[0], ())
+        reference = live.run(resolve(replace(config, system=load_system("resident"), warmup_tokens=0)), PROMPTS[0], ())
         for k, tier in itertools.product((2, 16), BUDGETS):
-            result = live.run(replace(config, k=k, budget=BUDGETS[tier]), PROMPTS[0], [3])
+            result = live.run(resolve(replace(config, k=k, budget=BUDGETS[tier])), PROMPTS[0], [3])
             assert result.generation.tokens == reference.generation.tokens
     finally:
         torch.set_num_threads(num_threads)
@@ -125,11 +128,11 @@ def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig):
 def test_replay_equals_the_live_run(live: LiveModel, config: RunConfig, tmp_path, tier: str, system: SystemConfig):
     """One recording, made with everything resident, stands for every budget: records are identical."""
     config = replace(config, k=7, system=system)
-    source = live.run(replace(config, budget=BUDGETS["high"]), PROMPTS[0], [3, 1])
+    source = live.run(resolve(replace(config, budget=BUDGETS["high"])), PROMPTS[0], [3, 1])
     assert source.warmup is not None
     source.recording.save(tmp_path / "run.safetensors")
     config = replace(config, budget=BUDGETS[tier])
-    result = live.run(config, PROMPTS[0], [3, 1])
-    replayed = replay_input(config, Recording.load(tmp_path / "run.safetensors"), source.warmup)
+    result = live.run(resolve(config), PROMPTS[0], [3, 1])
+    replayed = Replayer().replay(resolve(config), Recording.load(tmp_path / "run.safetensors"), source.warmup)
     assert replayed.generation == result.generation
     assert replayed.metrics == result.metrics

@@ -16,6 +16,7 @@ from specter.models.cpu.live import LiveModel
 from specter.models.spec import ModelSpec
 from specter.progress import make_progress
 from specter.quantize.cli import main
+from specter.resolve import resolve
 from specter.timeline.hardware import load_hardware
 from tests.helpers import TINY_PHI, TINY_QWEN, load_system, write_random
 
@@ -60,7 +61,7 @@ def config(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> RunConf
 @pytest.fixture(scope="module")
 def live(config: RunConfig) -> LiveModel:
     with make_progress(Console(), disable=True) as progress:
-        model = LiveModel.load(config, progress)
+        model = LiveModel.load(resolve(config), progress)
     assert model.notes["rowwise"] == "False" and model.notes["draft_origin"] == "this checkpoint"
     return model
 
@@ -69,7 +70,7 @@ def live(config: RunConfig) -> LiveModel:
 def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]]:
     return {
         (sampling.kind, i): live.run(
-            replace(config, system=load_system("resident"), sampling=sampling, warmup_tokens=0), prompt, ()
+            resolve(replace(config, system=load_system("resident"), sampling=sampling, warmup_tokens=0)), prompt, ()
         ).generation.tokens
         for sampling, (i, prompt) in itertools.product(SAMPLINGS, enumerate(PROMPTS))
     }
@@ -83,12 +84,14 @@ def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]
 def test_equals_plain_decoding(live: LiveModel, config: RunConfig, plain, system: SystemConfig, tier: str, k: int):
     config = replace(config, system=system, budget=BudgetConfig(tier), k=k)
     for sampling, (i, prompt) in itertools.product(SAMPLINGS, enumerate(PROMPTS)):
-        result = live.run(replace(config, sampling=sampling), prompt, [3, 1, 4])
+        result = live.run(resolve(replace(config, sampling=sampling)), prompt, [3, 1, 4])
         assert result.generation.tokens == plain[sampling.kind, i], (sampling.kind, prompt)
 
 
 def test_the_draft_is_sometimes_right_and_sometimes_wrong(live: LiveModel, config: RunConfig):
-    results = [live.run(replace(config, k=7, sampling=s), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS]
+    results = [
+        live.run(resolve(replace(config, k=7, sampling=s)), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS
+    ]
     rounds = [record for result in results for record in result.generation.rounds]
     assert any(record.accepted_len > 1 for record in rounds)
     assert any(record.accepted_len < record.draft_len for record in rounds)

@@ -12,6 +12,7 @@ from harness.plan import compose
 from specter.config import BudgetConfig, SystemConfig
 from specter.models.cpu.live import LiveModel
 from specter.prompts import encode, prompt_text
+from specter.resolve import resolve
 from tests.helpers import load_system, open_live
 
 CONFIG = compose(["warmup_tokens=0"])
@@ -35,7 +36,9 @@ def prompt() -> list[int]:
 def plain(live: LiveModel, prompt: list[int]) -> dict[str, list[int]]:
     """Plain decoding with everything resident, by sampling."""
     config = replace(CONFIG, system=load_system("resident"))
-    runs = {kind: live.run(replace(config, sampling=sampling), prompt, ()) for kind, sampling in SAMPLINGS.items()}
+    runs = {
+        kind: live.run(resolve(replace(config, sampling=sampling)), prompt, ()) for kind, sampling in SAMPLINGS.items()
+    }
     return {kind: run.generation.tokens for kind, run in runs.items()}
 
 
@@ -54,7 +57,7 @@ def test_equals_plain_decoding(
     live: LiveModel, prompt: list[int], plain, system: SystemConfig, tier: str, k: int, sampling: str
 ):
     config = replace(CONFIG, system=system, budget=BudgetConfig(tier), k=k, sampling=SAMPLINGS[sampling])
-    result = live.run(config, prompt, ())
+    result = live.run(resolve(config), prompt, ())
     assert result.generation.tokens == plain[sampling]
     assert len(result.generation.tokens) == 128
     if system.speculative:

@@ -42,8 +42,8 @@ def test_payload_round_trip_and_aligned_slots() -> None:
 
 def test_unloaded_slot_shows(live: Live) -> None:
     target = live.decoder.target_pass(TOKENS, 0, 1)
-    assert target.mix(0) is None
-    routing = target.mix(1)
+    assert target.attend_and_route(0) is None
+    routing = target.attend_and_route(1)
     assert routing is not None
     experts = np.unique(routing).tolist()
     target.run_experts(1, experts, list(range(len(experts))))
@@ -53,8 +53,8 @@ def test_unloaded_slot_shows(live: Live) -> None:
 
 def test_forgotten_expert_shows(live: Live) -> None:
     target = live.decoder.target_pass(TOKENS, 0, 1)
-    target.mix(0)
-    target.mix(1)
+    target.attend_and_route(0)
+    target.attend_and_route(1)
     with pytest.raises(AssertionError, match="results of experts are missing"):
         target.combine(1)
 

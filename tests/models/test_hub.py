@@ -24,6 +24,7 @@ from specter.models.cpu.live import LiveModel
 from specter.models.hub_config import config_of
 from specter.models.names import expected_shapes
 from specter.models.spec import ModelSpec
+from specter.resolve import resolve
 from tests.helpers import FAMILIES, TINY, TINY_PHI, TINY_QWEN, write_random
 from tests.parity.oracle import load_oracle
 
@@ -122,7 +123,7 @@ def test_a_checkpoint_too_large_is_refused_before_it_is_read(tmp_path: Path, mon
         make_progress(Console(file=text, width=120)) as progress,
         pytest.raises(SpecterError, match="GB of host memory"),
     ):
-        LiveModel.load(config, progress)
+        LiveModel.load(resolve(config), progress)
     assert "store: 3 x 8 experts" in text.getvalue()
 
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from specter.build import EVICTIONS, PLANNERS
 from specter.engine import Engine
 from specter.experts.cache import ExpertCache
-from specter.experts.policies.eviction import Eviction, layer_quotas
+from specter.experts.policies.base import EVICTIONS, PLANNERS, Eviction, NextLayerPredictor, Pool, layer_quotas
 from specter.experts.residency import Residency
-from specter.experts.transfer import Transfer
+from specter.experts.transfer import Backend, Transfer
 from specter.models.base import Choose, FinishedStep, Output, Routing
 from specter.models.full_size import FULL_SIZE
 from specter.models.spec import ExpertId, ModelSpec
@@ -39,6 +38,7 @@ MACHINE = Hardware(
     sync_ns=10_000,
     source="tests",
 )
+COSTS = CostModel(TINY, tile_rows=48, kv_capacity=256)
 NextToken = Callable[[Sequence[int]], int]
 
 
@@ -103,13 +103,16 @@ class FakePass:
         self.all_routing = np.stack([model.routing(prefix) for prefix in prefixes], axis=1)
         self.to_run: set[int] = set()
 
-    def mix(self, layer: int) -> Routing | None:
+    def attend_and_route(self, layer: int) -> Routing | None:
         assert not self.to_run
         if layer < self.model.num_dense_layers:
             return None
         routing = self.all_routing[layer - self.model.num_dense_layers]
         self.to_run = set(routing.ravel().tolist())
         return routing
+
+    def predict_next(self, layer: int) -> Routing:
+        return self.all_routing[layer + 1 - self.model.num_dense_layers]
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         for expert, slot in zip(experts, slots, strict=True):
@@ -123,8 +126,12 @@ class FakePass:
         return [self.model.target(prefix) for prefix in self.prefixes[-self.num_outputs :]]
 
 
+def make_pool(num_slots: int, num_staging: int = 2) -> Pool:
+    return Pool(layer_quotas(num_slots, TINY.num_moe_layers), TINY.num_experts, COSTS.payload_bytes, num_staging)
+
+
 def make_eviction(name: str, num_slots: int, num_staging: int = 2) -> Eviction:
-    return EVICTIONS[name](layer_quotas(num_slots, TINY.num_moe_layers), TINY.num_experts, num_staging)
+    return EVICTIONS[name](make_pool(num_slots, num_staging))
 
 
 def make_engine(
@@ -135,10 +142,16 @@ def make_engine(
     planner: str = "three_phase",
     timeline: VirtualTimeline | None = None,
 ) -> Engine:
-    costs = CostModel(TINY, tile_rows=48, kv_capacity=256)
-    timeline = timeline or VirtualTimeline(MACHINE)
-    quotas = layer_quotas(num_slots, TINY.num_moe_layers)
-    policy = make_eviction(eviction, num_slots)
-    cache = ExpertCache(Residency(num_slots), policy, Transfer(timeline, costs.payload_bytes, model.move), timeline)
-    looks_ahead = PLANNERS[planner](quotas, costs.payload_bytes) if draft_len else None
-    return Engine(model, TokenSampler(), cache, timeline, costs, looks_ahead, draft_len)
+    backend = Backend(timeline or VirtualTimeline(MACHINE), model.move)
+    transfer = Transfer(backend, COSTS.payload_bytes)
+    cache = ExpertCache(Residency(num_slots), make_eviction(eviction, num_slots), transfer)
+    return Engine(
+        model,
+        TokenSampler(),
+        cache,
+        backend.timeline,
+        COSTS,
+        planner=PLANNERS[planner if draft_len else "none"](make_pool(num_slots)),
+        draft_len=draft_len,
+        predictor=NextLayerPredictor(),
+    )

@@ -69,6 +69,10 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         (["system=specmoeoff", "budget=low"], "does not fit: .*0 slots", "same_experts"),
         (["system=specter_deadline", "system.num_staging=0"], "num_staging=0", "at least one"),
         (["system=specter_deadline", "system.eviction=lru"], "num_staging=64", "any other none"),
+        (["execution=serial"], "execution .serial. changes", "clock=device"),
+        (["execution.stress_seed=3"], "execution .stress3. changes", "clock=device"),
+        (["clock=device", "execution=serial", "execution.stress_seed=3"], "stress_seed reorders", "one of the two"),
+        (["extensions=[no_such_package]"], "no_such_package is not a package", "extensions"),
         (["results=/proc/nowhere"], "/proc/nowhere/.* cannot be written", "results="),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -84,8 +88,8 @@ def test_unknown_and_missing_keys_are_named():
     plain = to_dict(from_values(values()))
     with pytest.raises(SpecterError, match="depth"):
         from_values({**plain, "depth": 3})
-    del plain["system"]["planner"]
-    with pytest.raises(SpecterError, match="system.planner"):
+    del plain["model"]["charged_as"]
+    with pytest.raises(SpecterError, match="model.charged_as"):
         from_values(plain)
 
 
@@ -99,6 +103,20 @@ def test_single_runs_that_differ_are_written_apart():
     directories = {run.adhoc_directory(from_values(values(*one))) for one in overrides}
     assert len(directories) == len(overrides)
     assert run.adhoc_directory(from_values(values("trace=true"))) in directories
+
+
+def test_execution_options_and_nothing_of_the_default_are_in_a_runs_name():
+    default, switched = (
+        from_values(values("clock=device", *one))
+        for one in ([], ["execution.fused=false", "execution.graphs=false", "execution.stress_seed=3"])
+    )
+    assert run.run_id(switched) == run.run_id(default) + "-unfused-ungraphed-stress3"
+    assert run.adhoc_directory(switched) != run.adhoc_directory(default)
+
+
+def test_titles_and_colours_are_in_no_name_of_a_run():
+    labels = ["system.title=Another", "system.colour=red", "model.title=M", "dataset.title=D", "hardware.title=H"]
+    assert run.adhoc_directory(from_values(values(*labels))) == run.adhoc_directory(from_values(values()))
 
 
 def test_a_draft_of_another_checkpoint_is_refused(tmp_path: Path):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from specter.experts.cache import ExpertCache, Wave
-from specter.experts.policies.eviction import LruEviction, layer_quotas
-from specter.experts.policies.planner import Plan
+from specter.experts.policies.base import Plan, Pool, layer_quotas
+from specter.experts.policies.lru import LruEviction
 from specter.experts.residency import Residency, State
-from specter.experts.transfer import Transfer
+from specter.experts.transfer import Backend, Transfer
 from specter.models.spec import ExpertId
 from specter.timeline.base import Event, Work
 from specter.timeline.virtual import VirtualTimeline
@@ -32,11 +33,10 @@ class Bench:
     def __init__(self, num_slots: int) -> None:
         self.timeline = VirtualTimeline(MACHINE)
         self.moved: list[tuple[ExpertId, int]] = []
-        self.transfer = Transfer(
-            self.timeline, MACHINE.link_bytes_per_s // 1000, lambda expert, slot: self.moved.append((expert, slot))
-        )
+        backend = Backend(self.timeline, lambda expert, slot: self.moved.append((expert, slot)))
+        self.transfer = Transfer(backend, MACHINE.link_bytes_per_s // 1000)
         self.residency = Residency(num_slots)
-        self.cache = ExpertCache(self.residency, LruEviction(layer_quotas(num_slots, 2)), self.transfer, self.timeline)
+        self.cache = ExpertCache(self.residency, LruEviction(Pool(layer_quotas(num_slots, 2), 8, 1)), self.transfer)
 
     def verify(self, layer: int, experts: list[int]) -> list[list[int]]:
         """Computes the waves of one layer; returns the experts of each."""
@@ -57,7 +57,7 @@ class Bench:
     def prefetch(self, plan: Plan) -> list[Event]:
         _, known = self.timeline.compute(COMPUTE, lambda: None)
         self.timeline.wait(known)
-        return self.cache.prefetch(plan, known)
+        return self.cache.submit(replace(plan, at_once=True), known)
 
     def compute(self, wave: Wave) -> None:
         _, done = self.timeline.compute(COMPUTE, lambda: None, after=wave.after)
@@ -142,7 +142,7 @@ def test_a_join_makes_what_it_waits_for_late():
     bench = Bench(8)
     copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
-    bench.cache.note_join()
+    bench.cache.note_barrier()
     bench.timeline.wait(copies[1])
     assert bench.verify(0, [1, 2]) == [[1, 2]]
     assert (bench.cache.counters.num_hits, bench.cache.counters.num_late_hits) == (1, 1)
@@ -164,7 +164,7 @@ def compute(bench: Bench) -> Event:
 def test_planned_loads_are_fed_a_few_at_a_time_in_order():
     bench = Bench(16)
     loads = [ExpertId(layer, expert) for layer in (0, 1) for expert in range(4)]
-    bench.cache.enqueue(plan(loads, []), compute(bench))
+    bench.cache.submit(plan(loads, []), compute(bench))
     seen = []
     while (copy := bench.cache.feed()) is not None:
         seen.append(len(bench.moved))
@@ -174,9 +174,9 @@ def test_planned_loads_are_fed_a_few_at_a_time_in_order():
 
 def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_again():
     bench = Bench(16)
-    bench.cache.enqueue(plan([ExpertId(1, expert) for expert in range(5)], []), compute(bench))
+    bench.cache.submit(plan([ExpertId(1, expert) for expert in range(5)], []), compute(bench))
     bench.cache.feed()
-    bench.cache.enqueue(plan([ExpertId(0, 7), ExpertId(1, 0), ExpertId(1, 4)], []), compute(bench))
+    bench.cache.submit(plan([ExpertId(0, 7), ExpertId(1, 0), ExpertId(1, 4)], []), compute(bench))
     while (copy := bench.cache.feed()) is not None:
         bench.timeline.wait_first([copy])
     assert [expert.expert for expert, _ in bench.moved] == [0, 1, 2, 7, 4]
@@ -184,7 +184,7 @@ def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_agai
 
 def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_ones_go_first():
     bench = Bench(16)
-    bench.cache.enqueue(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3), ExpertId(1, 0)], []), compute(bench))
+    bench.cache.submit(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3), ExpertId(1, 0)], []), compute(bench))
     assert bench.verify(0, [2, 5]) == [[2], [5]]
     while (copy := bench.cache.feed()) is not None:
         bench.timeline.wait_first([copy])
@@ -197,7 +197,7 @@ def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once():
     compute(bench)
     known = compute(bench)
     begin = bench.timeline.now_ns()
-    bench.cache.enqueue(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3)], []), known)
+    bench.cache.submit(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3)], []), known)
     bench.cache.feed()
     assert bench.settle_need() == 0, "nothing has arrived yet"
     bench.verify(0, [1, 2, 3, 4])  # one more, fetched behind the others
@@ -220,7 +220,7 @@ def test_need_that_the_router_calls_off_ends_with_its_word():
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     known = compute(bench)
-    bench.cache.enqueue(plan([ExpertId(0, 1)], [ExpertId(0, 0), ExpertId(1, 0)]), known)
+    bench.cache.submit(plan([ExpertId(0, 1)], [ExpertId(0, 0), ExpertId(1, 0)]), known)
     assert bench.cache.feed() is None, "nobody may be displaced"
     bench.verify(0, [0])
     assert 0 < bench.settle_need() <= bench.timeline.now_ns() - known.end_ns

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from harness.plan import compose
 from specter.config import SystemConfig
 from specter.floors import RoundAccess
 from specter.memory import device_bytes
 from specter.metrics import distinct_4grams, summarize
 from specter.models.full_size import FULL_SIZE
 from specter.records import Generation, RoundRecord
+from specter.resolve import ResolvedRun
 from specter.timeline.costs import CostModel
 from tests.runtime.fakes import MACHINE, TINY
 
@@ -50,8 +52,9 @@ def generation(*rounds: RoundRecord) -> Generation:
 
 def metrics(*rounds: RoundRecord) -> dict[str, object]:
     accesses = [RoundAccess(record.draft_len, record.new_len, [[0, 1], [2], [3, 4]]) for record in rounds]
-    costs = CostModel(TINY, tile_rows=16, kv_capacity=64)
-    return summarize(generation(*rounds), accesses, [], 12, SPECTER, costs, MACHINE)
+    config = replace(compose(), system=SPECTER, hardware=MACHINE)
+    run = ResolvedRun(config, CostModel(TINY, tile_rows=16, kv_capacity=64), num_slots=12)
+    return summarize(run, generation(*rounds), accesses, [])
 
 
 def test_times_rates_and_shares():

@@ -148,10 +148,10 @@ def test_a_copy_that_fails_is_reported_and_leaves_no_trace(planner: str):
     def fail(expert: ExpertId, slot: int) -> None:
         raise OSError("the link is down")
 
-    healthy, engine.cache._transfer._mover = engine.cache._transfer._mover, fail
+    healthy, engine.cache._transfer._move = engine.cache._transfer._move, fail
     with pytest.raises(OSError, match="link is down"):
         engine.generate(PROMPT, 25)
-    engine.cache._transfer._mover = healthy
+    engine.cache._transfer._move = healthy
     assert engine.generate(PROMPT, 25).tokens == expected(25)
 
 

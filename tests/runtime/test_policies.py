@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specter.experts.lookahead import LookaheadBuffer
-from specter.experts.policies.eviction import LruEviction, layer_quotas
-from specter.experts.policies.planner import DeadlinePlanner, ThreePhasePlanner
+from specter.experts.policies.base import PLANNERS, Planner, Pool, layer_quotas
+from specter.experts.policies.deadline import DeadlinePlanner
+from specter.experts.policies.lru import LruEviction
+from specter.experts.policies.three_phase import ThreePhasePlanner
 from specter.experts.residency import Residency, State
 from specter.models.spec import ExpertId
+
+POOL = Pool([4] * 4, 4, 1)
 
 
 def anything(expert: ExpertId) -> bool:
@@ -66,7 +70,7 @@ def test_quotas_share_all_slots_evenly(num_slots: int, num_layers: int):
 
 @given(st.lists(experts, min_size=1, max_size=40), st.sets(experts))
 def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId], pinned: set[ExpertId]):
-    lru = LruEviction([1] * 4)
+    lru = LruEviction(Pool([1] * 4, 6, 1))
     for expert in uses:
         lru.used(expert)
     for layer in range(4):
@@ -78,7 +82,7 @@ def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId],
 
 
 def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
-    lru = LruEviction([2, 2])
+    lru = LruEviction(Pool([2, 2], 6, 1))
     for expert in (0, 1, 2):
         lru.used(ExpertId(1, expert))
     lru.used(ExpertId(0, 5))
@@ -86,7 +90,7 @@ def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
 
 
 def test_lru_without_quota_takes_the_oldest_of_all():
-    lru = LruEviction([1, 1, 0])
+    lru = LruEviction(Pool([1, 1, 0], 6, 1))
     for expert in (ExpertId(1, 3), ExpertId(0, 2)):
         lru.used(expert)
     assert lru.victim(2, anything, False) == ExpertId(1, 3)
@@ -106,7 +110,7 @@ class TestThreePhasePlanner:
     """By hand: 2 layers, M = 2 residents each, payload 12 MB: one copy is estimated at 1 ms, as is a draft step."""
 
     def planner(self, draft_len: int) -> ThreePhasePlanner:
-        planner = ThreePhasePlanner([2, 2], payload_bytes=12_000_000)
+        planner = ThreePhasePlanner(Pool([2, 2], 4, payload_bytes=12_000_000))
         planner.begin_round(draft_len)
         return planner
 
@@ -186,31 +190,36 @@ class TestDeadlinePlanner:
         cells = st.lists(st.integers(0, 5), min_size=12, max_size=12)
         counts = np.array(data.draw(cells), np.int32).reshape(3, 4)
         present = np.array(data.draw(cells)).reshape(3, 4) > 2
-        plan = DeadlinePlanner().plan(1, counts, present)
+        plan = DeadlinePlanner(POOL).plan(1, counts, present)
         assert set(plan.loads) == {ExpertId(*pair) for pair in np.argwhere((counts > 0) & ~present).tolist()}
         keys = [(expert.layer, -counts[expert]) for expert in plan.loads]
         assert keys == sorted(keys)
         assert np.array_equal(plan.protect, counts > 0)
 
-    def test_one_published_choice_at_a_time(self):
-        ours, cold, joined = (
-            DeadlinePlanner(),
-            DeadlinePlanner(starts_cold=True),
-            DeadlinePlanner(joins_before_verify=True),
-        )
-        published = ThreePhasePlanner([4] * 4, 1)
-        for planner in (ours, cold, joined, published):
+    def test_variants_share_one_order_and_differ_in_one_published_choice(self):
+        names = ("deadline", "deadline_cold", "deadline_joined", "three_phase")
+        planners = [PLANNERS[name](POOL) for name in names]
+        for planner in planners:
             planner.begin_round(16)
-        first = {planner: min(n for n in range(1, 17) if planner.is_boundary(n)) for planner in (ours, cold, published)}
-        assert first == {ours: 1, cold: 3, published: 3} and all(cold.is_boundary(n) for n in range(3, 17))
-        assert [p.joins_before_verify for p in (ours, cold, joined, published)] == [False, False, True, True]
-        counts = np.array([[2, 0, 1], [0, 3, 0]], np.int32)
-        present = np.zeros((2, 3), np.bool_)
-        plans = [planner.plan(5, counts, present).loads for planner in (ours, cold, joined)]
-        assert plans[0] == plans[1] == plans[2]
+        first = [min(n for n in range(1, 17) if planner.is_boundary(n)) for planner in planners]
+        assert first == [1, 3, 1, 3] and all(planners[1].is_boundary(n) for n in range(3, 17))
+        batches = [[1, 2], [3, 4]]
+        assert [list(planner.barrier(batches)) for planner in planners] == [[], [], [4], [4]]
+        assert [planner.skips_boundary(lambda: True) for planner in planners] == [True, True, False, False]
+        counts = np.array([[2, 0, 1], [0, 3, 0], [0, 0, 0], [1, 0, 0]], np.int32)
+        plans = [planner.plan(5, counts, np.zeros((4, 3), np.bool_)) for planner in planners]
+        assert plans[0].loads == plans[1].loads == plans[2].loads
+        assert [plan.at_once for plan in plans] == [False, False, True, True]
 
-    def test_plans_after_every_step_and_joins_nothing(self):
-        planner = DeadlinePlanner()
+    def test_plans_after_every_step_unless_the_next_one_has_ended_too(self):
+        planner = DeadlinePlanner(POOL)
         planner.begin_round(16)
         assert all(planner.is_boundary(number) for number in range(1, 17))
-        assert not planner.joins_before_verify
+        assert planner.skips_boundary(lambda: True) and not planner.skips_boundary(lambda: False)
+
+
+def test_a_planner_without_hooks_loads_nothing_and_delays_nothing():
+    planner = Planner(POOL)
+    planner.begin_round(16)
+    assert not any(planner.is_boundary(number) for number in range(1, 17))
+    assert planner.barrier([]) == () and not planner.skips_boundary(lambda: True)

@@ -9,9 +9,9 @@ import pytest
 
 from harness.plan import compose
 from specter import session
-from specter.config import RunConfig
 from specter.models.full_size import FULL_SIZE
 from specter.recording import RecordedPass, Recording, ReplayModel
+from specter.resolve import ResolvedRun, resolve
 from specter.session import Replayer, run_input
 from specter.speculation.accept import TokenSampler
 
@@ -42,20 +42,21 @@ def record(seed: int, k: int) -> Recording:
     return Recording(passes, {})
 
 
-def configured(system: str, budget: str = "low") -> RunConfig:
+def configured(system: str, budget: str = "low", index: int = 0) -> ResolvedRun:
     config = compose([f"system={system}", f"budget={budget}", f"k={K}"])
-    return replace(config, warmup_tokens=NUM_TOKENS, max_new_tokens=NUM_TOKENS)
+    return resolve(replace(config, warmup_tokens=NUM_TOKENS, max_new_tokens=NUM_TOKENS, input=index))
 
 
 @pytest.mark.parametrize("system", ["specter", "specter_deadline", "lru", "mixtral_offloading", "on_demand"])
 def test_inputs_with_one_warm_up_are_as_with_one_each(system: str) -> None:
-    config = configured(system)
-    warmup, inputs = record(0, config.depth), [record(seed, config.depth) for seed in (1, 2, 1)]
+    run = configured(system)
+    depth = run.config.depth
+    warmup, inputs = record(0, depth), [record(seed, depth) for seed in (1, 2, 1)]
     replayer = Replayer()
     for index, recording in enumerate(inputs):
-        shared = replayer.replay(replace(config, input=index), recording, warmup)
+        shared = replayer.replay(configured(system, index=index), recording, warmup)
         model = ReplayModel([recording, warmup], SPEC.num_dense_layers, SPEC.num_experts)
-        alone = run_input(config, model, TokenSampler(), recording.prompt, warmup.prompt)
+        alone = run_input(run, model, TokenSampler(), recording.prompt, warmup.prompt)
         assert shared.generation == alone.generation
         assert shared.metrics == alone.metrics
         assert sum(one.num_hits for one in alone.generation.rounds) > 0 or system == "on_demand"
@@ -65,9 +66,9 @@ def test_only_the_input_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     build = session.build_engine
 
-    def counted(config: RunConfig, *arguments: object) -> object:
-        built.append(config.budget.tier)
-        return build(config, *arguments)  # type: ignore[arg-type]
+    def counted(run: ResolvedRun, *arguments: object) -> object:
+        built.append(run.config.budget.tier)
+        return build(run, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(session, "build_engine", counted)
     replayer, recording = Replayer(), record(1, 0)

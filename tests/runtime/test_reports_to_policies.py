@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specter.experts.policies.planner import Plan
+from specter.experts.policies.base import Plan
 from specter.models.spec import ExpertId
 from tests.charges.logged import Issued, LoggedTimeline
 from tests.charges.runs import Run, open_run
@@ -62,10 +62,8 @@ def show(value: Any) -> str:
 def spied(system: str, directory: Path, **settings: Any) -> Run:
     run = open_run(system, directory, **settings)
     engine, timeline = run.engine, run.timeline
-    if engine.planner is not None:
-        engine.planner = Spy("planner", engine.planner, timeline)
-    if engine.foresight is not None:
-        engine.foresight = Spy("predictor", engine.foresight, timeline)
+    engine.planner = Spy("planner", engine.planner, timeline)
+    engine.predictor = Spy("predictor", engine.predictor, timeline)
     engine.cache._eviction = Spy("eviction", engine.cache._eviction, timeline)
     return run
 
@@ -86,20 +84,25 @@ THREE_PHASE = """
     round 1
     begin_round(3)
     is_boundary(1) -> True
+    skips_boundary() -> False
     plan(1, [101000 001100], [110000 110000]) -> load L0E2 L1E2 L1E3
     is_boundary(2) -> True
+    skips_boundary() -> False
     # one step since the first
     observe_step(1.0)
     plan(2, [102100 102100], [111000 011100]) -> load L0E3 L1E0
     is_boundary(3) -> False
+    barrier([[prefetch L0 E2 prefetch L1 E2 prefetch L1 E3] [prefetch L0 E3 prefetch L1 E0]])
     # of three copies and of two: the first only starts the watch
     observe_copies(384, 2.0)
     observe_copies(192, 1.0)
     round 2
     begin_round(2)
     is_boundary(1) -> True
+    skips_boundary() -> False
     plan(1, [010010 100001], [001101 010110]) -> load L0E1 L0E4 L1E0 L1E5
     is_boundary(2) -> False
+    barrier([[prefetch L0 E1 prefetch L0 E4 prefetch L1 E0 prefetch L1 E5]])
     observe_copies(576, 3.0)
 """
 DEADLINE = """
@@ -107,21 +110,26 @@ DEADLINE = """
     round 1
     begin_round(3)
     is_boundary(1) -> True
+    skips_boundary() -> False
     plan(1, [101000 001100], [110000 110000]) -> load L0E2 L1E2 L1E3
     is_boundary(2) -> True
+    skips_boundary() -> False
     observe_step(1.0)
     # E1 of L0 made room for a load
     plan(2, [102100 102100], [101000 111100]) -> load L0E3
     is_boundary(3) -> True
     observe_step(1.0)
     plan(3, [202110 103101], [101000 111100]) -> load L0E3 L0E4 L1E5
+    barrier([])
     round 2
     begin_round(2)
     is_boundary(1) -> True
+    skips_boundary() -> False
     plan(1, [010010 100001], [100000 111011]) -> load L0E1 L0E4
     is_boundary(2) -> True
     observe_step(1.0)
     plan(2, [010120 111001], [110010 101001]) -> load L0E3 L1E1
+    barrier([])
 """
 # The host is late: whenever it has read a step, the next one has ended too. One plan then serves both.
 LATE = """
@@ -129,37 +137,47 @@ LATE = """
     round 1
     begin_round(3)
     is_boundary(1) -> True
+    skips_boundary() -> True
     is_boundary(2) -> True
+    skips_boundary() -> True
     is_boundary(3) -> True
     # the last of three steps, not all of them
     observe_step(1.0)
     plan(3, [202110 103101], [110000 110000]) -> load L0E2 L0E3 L0E4 L1E2 L1E3 L1E5
+    barrier([])
     round 2
     begin_round(2)
     is_boundary(1) -> True
+    skips_boundary() -> True
     is_boundary(2) -> True
     observe_step(1.0)
     plan(2, [010120 111001], [000010 011111]) -> load L0E1 L0E3 L1E0
+    barrier([])
 """
 TWO_PLANS = """
     prefill
     round 1
     begin_round(3)
     is_boundary(1) -> True
+    skips_boundary() -> False
     plan(1, [101000 001100], [110000 110000]) -> load L0E2 L1E2 L1E3
     is_boundary(2) -> True
+    skips_boundary() -> False
     observe_step(1.0)
     plan(2, [102100 102100], [111000 011100]) -> load L0E3 L1E0
     is_boundary(3) -> False
+    barrier([[prefetch L0 E2 prefetch L1 E2 prefetch L1 E3] [prefetch L0 E3 prefetch L1 E0]])
     observe_copies(384, 2.0)
     observe_copies(192, 1.0)
     round 2
     begin_round(2)
     is_boundary(1) -> True
+    skips_boundary() -> False
     plan(1, [010010 100001], [001101 010110]) -> load L0E1 L0E4 L1E0 L1E5
     is_boundary(2) -> True
     observe_step(1.0)
     plan(2, [010120 111001], [010011 100011]) -> load L0E3 L1E1 L1E2
+    barrier([[prefetch L0 E1 prefetch L0 E4 prefetch L1 E0 prefetch L1 E5] [prefetch L0 E3 prefetch L1 E1]])
     observe_copies(576, 3.0)
     # no slot for E2 of L1: two copies were issued
     observe_copies(192, 1.0)

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specter.build import EVICTIONS
 from specter.experts.cache import ExpertCache
-from specter.experts.policies.eviction import layer_quotas
-from specter.experts.policies.planner import Plan
+from specter.experts.policies.base import EVICTIONS, Plan, Pool, layer_quotas
 from specter.experts.policies.retain import RetainEviction
 from specter.experts.residency import Residency
-from specter.experts.transfer import Transfer, move_nothing
+from specter.experts.transfer import Backend, Transfer
 from specter.floors import min_loads
 from specter.models.spec import ExpertId
 from specter.timeline.base import Work
@@ -34,8 +32,8 @@ def anything(expert: ExpertId) -> bool:
 def num_loads(eviction: str, rounds: Rounds, num_slots: int) -> int:
     """Loads of a cache without planner that serves `rounds`."""
     timeline = VirtualTimeline(MACHINE)
-    policy = EVICTIONS[eviction](layer_quotas(num_slots, NUM_LAYERS), NUM_EXPERTS, 2)
-    cache = ExpertCache(Residency(num_slots), policy, Transfer(timeline, 1000, move_nothing), timeline)
+    policy = EVICTIONS[eviction](Pool(layer_quotas(num_slots, NUM_LAYERS), NUM_EXPERTS, 1000, 2))
+    cache = ExpertCache(Residency(num_slots), policy, Transfer(Backend(timeline), 1000))
     for layers in rounds:
         cache.begin_round()
         for layer, rows in enumerate(layers):
@@ -95,7 +93,7 @@ def test_fewer_loads_than_lru_on_skewed_cyclic_traces_and_close_to_belady(num_sl
 def test_victim_is_the_lowest_score_that_may_go(data: st.DataObject):
     """Against a minimum over all residents, after any history."""
     draw = data.draw
-    eviction = RetainEviction([4] * NUM_LAYERS, NUM_EXPERTS, num_staging=4, decay=0.5)
+    eviction = RetainEviction(Pool([4] * NUM_LAYERS, NUM_EXPERTS, 1, num_staging=4), decay=0.5)
     scores = np.zeros((NUM_LAYERS, NUM_EXPERTS))
     residents: set[ExpertId] = set()
     for _ in range(draw(st.integers(1, 4))):
@@ -124,7 +122,7 @@ def test_victim_is_the_lowest_score_that_may_go(data: st.DataObject):
 
 
 def filled(num_staging: int, num_residents: int = 6) -> RetainEviction:
-    eviction = RetainEviction([3, 3], NUM_EXPERTS, num_staging)
+    eviction = RetainEviction(Pool([3, 3], NUM_EXPERTS, 1, num_staging))
     for number in range(num_residents):
         eviction.loaded(ExpertId(0, number))
         eviction.used(ExpertId(0, number))
@@ -159,8 +157,8 @@ def test_a_prefetch_that_the_router_does_not_want_leaves_its_staging_slot():
 def test_who_streams_through_never_displaces_who_is_used_every_round():
     """Ten rounds of three favourites and seven strangers a layer: the favourites are loaded once."""
     timeline = VirtualTimeline(MACHINE)
-    eviction = RetainEviction([4, 4, 4], NUM_EXPERTS, num_staging=3)
-    cache = ExpertCache(Residency(12), eviction, Transfer(timeline, 1000, move_nothing), timeline)
+    eviction = RetainEviction(Pool([4, 4, 4], NUM_EXPERTS, 1000, num_staging=3))
+    cache = ExpertCache(Residency(12), eviction, Transfer(Backend(timeline), 1000))
     for index in range(10):
         cache.begin_round()
         strangers = [3 + (index + offset) % 9 for offset in range(0, 9, 2)]
@@ -172,7 +170,7 @@ def test_who_streams_through_never_displaces_who_is_used_every_round():
             if index:
                 assert all(cache.is_present(ExpertId(layer, favourite)) for favourite in range(3))
             plan = Plan([ExpertId(layer, stranger) for stranger in strangers], np.zeros((3, NUM_EXPERTS), np.bool_))
-            cache.enqueue(plan, known)
+            cache.submit(plan, known)
             cache.feed()
             for wave in cache.waves(layer, counts, known):
                 _, done = timeline.compute(COMPUTE, lambda: None, after=wave.after)

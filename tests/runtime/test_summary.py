@@ -16,11 +16,13 @@ import pytest
 
 from specter.build import build_engine
 from specter.errors import SpecterError
+from specter.experts.transfer import Backend
 from specter.floors import Floor, RoundAccess, floor_ideal, floor_trace
 from specter.memory import DoesNotFit, device_bytes, fit, num_slots
 from specter.metrics import summarize
 from specter.models.spec import ExpertId
 from specter.records import Generation, RoundRecord
+from specter.resolve import ResolvedRun, resolve
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
@@ -107,7 +109,7 @@ SECOND = RoundRecord(
 def test_records_of_two_rounds(tmp_path: Path) -> None:
     config = make_config("specter", tmp_path)
     model = ScriptedModel(LoggedTimeline(), replace(SCRIPT, wrong=frozenset({7})))
-    engine = build_engine(config, model, TokenSampler(), timeline=VirtualTimeline(BY_HAND))
+    engine = build_engine(resolve(config), model, TokenSampler(), Backend(VirtualTimeline(BY_HAND)))
     generation = engine.generate([0], 8)
     assert (generation.clock, generation.prompt_len, generation.prefill_bytes) == ("virtual", 1, 4 * 192)
     assert (generation.start_ms, generation.prefill_end_ms) == (0.0, 0.032116)
@@ -143,8 +145,8 @@ def generation(*records: RoundRecord) -> Generation:
 
 
 def summary(*records: RoundRecord) -> dict[str, Any]:
-    system, accesses = make_config("specter", None).system, ACCESSES[: len(records)]
-    return summarize(generation(*records), accesses, RESIDENTS, 6, system, COSTS, BY_HAND)
+    config = replace(make_config("specter", None), hardware=BY_HAND)
+    return summarize(ResolvedRun(config, COSTS, 6), generation(*records), ACCESSES[: len(records)], RESIDENTS)
 
 
 def close(values: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def slots(system: str, **budget: Any) -> int:
     config.model = replace(
         config.model, residents={"high": 3, "low": 1.5}, published={"specmoeoff": {"high": 2.5}, "lru": {"low": 1}}
     )
-    return num_slots(config, COSTS)
+    return num_slots(config.model, config.budget, config.system, COSTS)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def test_experts_per_layer_are_rounded_to_whole_slots() -> None:
     config = make_config("lru", None)
     for stated, expected in ((2.7, 5), (2.8, 6), (1.0, 2)):
         config.budget.experts_per_layer = stated
-        assert num_slots(config, COSTS) == expected
+        assert num_slots(config.model, config.budget, config.system, COSTS) == expected
 
 
 def test_a_policy_that_leaves_fewer_than_two_slots_does_not_fit() -> None:

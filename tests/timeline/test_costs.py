@@ -60,7 +60,7 @@ def test_weights_are_read_once_and_all_of_them(spec: ModelSpec) -> None:
 @every_model
 def test_flops_are_two_per_weight_and_row(spec: ModelSpec) -> None:
     costs = CostModel(spec, tile_rows=48, kv_capacity=1)
-    passed = sum(costs.mix(layer).flops for layer in range(spec.num_layers)) + costs.head(1).flops
+    passed = sum(costs.attend_and_route(layer).flops for layer in range(spec.num_layers)) + costs.head(1).flops
     assert passed == pytest.approx(2 * 48 * (spec.non_expert_params - spec.vocab * spec.hidden), rel=1e-3)
     assert costs.experts(3).flops == 2 * 48 * 3 * spec.expert_params
 
@@ -68,7 +68,7 @@ def test_flops_are_two_per_weight_and_row(spec: ModelSpec) -> None:
 @pytest.mark.parametrize("rows", [1, 17, 48, 49])
 def test_verification_is_the_sum_of_its_operations(rows: int) -> None:
     tiles = COSTS.num_tiles(rows)
-    total = sum(COSTS.mix(layer, tiles).hbm_bytes for layer in range(DEEPSEEK_V2_LITE.num_layers))
+    total = sum(COSTS.attend_and_route(layer, tiles).hbm_bytes for layer in range(DEEPSEEK_V2_LITE.num_layers))
     total += sum(COSTS.experts(11, tiles).hbm_bytes + COSTS.combine(tiles).hbm_bytes for _ in MOE_LAYERS)
     assert COSTS.verification_bytes(11 * len(MOE_LAYERS), rows) == total + COSTS.head(rows).hbm_bytes
 
@@ -82,7 +82,7 @@ def test_a_wave_more_costs_one_read_of_the_rows() -> None:
 def test_rows_are_padded_to_tiles() -> None:
     assert [COSTS.num_tiles(rows) for rows in (1, 48, 49)] == [1, 1, 2]
     assert COSTS.head(1) == COSTS.head(48) != COSTS.head(49)
-    assert COSTS.mix(5, tiles=2).flops == 2 * COSTS.mix(5).flops
+    assert COSTS.attend_and_route(5, tiles=2).flops == 2 * COSTS.attend_and_route(5).flops
 
 
 def test_many_tiles_pad_each_expert_by_at_most_one_tile() -> None:
@@ -92,8 +92,8 @@ def test_many_tiles_pad_each_expert_by_at_most_one_tile() -> None:
 
 def test_attention_grows_with_the_capacity_alone() -> None:
     longer = dataclasses.replace(COSTS, kv_capacity=512)
-    assert longer.mix(5).hbm_bytes - COSTS.mix(5).hbm_bytes == 256 * (512 + 64) * 2
-    assert longer.mix(5).flops - COSTS.mix(5).flops == 2 * 48 * 16 * 256 * (512 + 64 + 512)
+    assert longer.attend_and_route(5).hbm_bytes - COSTS.attend_and_route(5).hbm_bytes == 256 * (512 + 64) * 2
+    assert longer.attend_and_route(5).flops - COSTS.attend_and_route(5).flops == 2 * 48 * 16 * 256 * (512 + 64 + 512)
 
 
 @pytest.mark.parametrize("num_dense", [0, 1, 3])
@@ -101,9 +101,11 @@ def test_asking_for_one_layer_does_not_change_another(num_dense: int) -> None:
     spec = dataclasses.replace(DEEPSEEK_V2_LITE, num_dense_layers=num_dense)
     shared = CostModel(spec, tile_rows=48, kv_capacity=256)
     for layer in reversed(range(6)):
-        alone = CostModel(spec, tile_rows=48, kv_capacity=256).mix(layer)
-        assert dataclasses.astuple(shared.mix(layer)) == dataclasses.astuple(alone)
-    assert dataclasses.astuple(shared.mix(0)) != dataclasses.astuple(shared.mix(1))  # layer 0 embeds
+        alone = CostModel(spec, tile_rows=48, kv_capacity=256).attend_and_route(layer)
+        assert dataclasses.astuple(shared.attend_and_route(layer)) == dataclasses.astuple(alone)
+    assert dataclasses.astuple(shared.attend_and_route(0)) != dataclasses.astuple(
+        shared.attend_and_route(1)
+    )  # layer 0 embeds
 
 
 def test_draft_launches() -> None:

@@ -20,6 +20,7 @@ from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.models.cpu.live import LiveModel
 from specter.prompts import load_tokenizer
+from specter.resolve import ResolvedRun
 from specter.session import RunResult
 from tests.helpers import TINY, load_system, open_live, write_random
 
@@ -43,13 +44,15 @@ class Runner:
         self.loads.append(config.system.speculative)
         return self
 
-    def run(self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int]) -> RunResult:
-        assert config.system.speculative == self.loads[-1]
+    def run(self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int]) -> RunResult:
+        system = run.config.system
+        assert system.speculative == self.loads[-1]
         if len(self.names) == self.fails_at:
             raise KeyboardInterrupt
-        self.names.append(config.system.name)
-        result = self.live.run(dataclasses.replace(config, clock="virtual"), prompt, warmup)
-        if self.lies and config.system.speculative:
+        self.names.append(system.name)
+        on_cpu = dataclasses.replace(run.config, clock="virtual")
+        result = self.live.run(dataclasses.replace(run, config=on_cpu), prompt, warmup)
+        if self.lies and system.speculative:
             result.generation.tokens[-1] ^= 1
         return result
 

@@ -1,38 +1,41 @@
-"""Eviction by what is known: this round's demand is protected, and beyond it the often used stay."""
+"""Eviction by expected reuse: this round's demand is protected, and beyond it the most used experts stay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specter.experts.policies.base import EVICTIONS, Eviction, Pool
 from specter.models.spec import ExpertId
 
+DECAY = 0.7  # swept from 0 to 0.95, flat between 0.5 and 0.8: decision 0007
 
-class RetainEviction:
-    """Displaces the resident with the lowest score, whichever layer it is of: one pool for all layers.
 
-    The score of an expert is its rows in target passes, weighted by DECAY per round of age, which orders experts by the
-    chance that the next round needs them. Layers are visited in turn, so every expert's next use is one round away,
-    and that chance is all that counts (LRU would displace just what comes next). Experts that the draft has counted and
-    that the round has not used yet are protected by the plan, so among the others the layers already verified give up
-    their low-scored experts first, and an expert that merely streams through displaces its own like.
+@EVICTIONS.register("retain")
+class RetainEviction(Eviction):
+    """Displaces the resident with the lowest score, of whatever layer: one pool for all layers.
+
+    The score of an expert is its rows in target passes, weighted by `decay` per round of age, which orders experts by
+    the chance that the next round needs them. Layers run in turn, so the next use of every expert is one round away and
+    that chance is all that counts (LRU would displace just what comes next). The plan protects experts that the draft
+    has counted and the round has not used yet. Among the others the verified layers give up their low-scored experts
+    first, and an expert that merely streams through displaces another one of that kind.
 
     Args:
-        quotas: slots per MoE layer; only their sum matters.
-        num_staging: experts at a time that have been loaded and not been used yet; at most half of the slots. A load
-            beyond them waits until one of them has been used, so that the other slots hold the best-scored experts.
+        pool: only the sum of its quotas matters. At most `num_staging` experts at a time (and at most half of the
+            slots) are loaded and not used yet; a further load waits until one of them has been used, so that the other
+            slots hold the best-scored experts.
         decay: weight of a round against the next one.
     """
 
-    keeps = True
-    DECAY = 0.7  # swept from 0 to 0.95, flat between 0.5 and 0.8: decision 0007
+    uses_staging = True
 
-    def __init__(self, quotas: Sequence[int], num_experts: int, num_staging: int, decay: float = DECAY) -> None:
-        self._scores = np.zeros((len(quotas), num_experts))
-        self._num_staging = min(num_staging, sum(quotas) // 2)
+    def __init__(self, pool: Pool, decay: float = DECAY) -> None:
+        self._scores = np.zeros((len(pool.quotas), pool.num_experts))
+        self._num_staging = min(pool.num_staging, sum(pool.quotas) // 2)
         self._decay = decay
         self.clear()
 
@@ -40,8 +43,8 @@ class RetainEviction:
         self._residents: dict[ExpertId, None] = {}  # least recently used first
         self._by_layer: list[set[ExpertId]] = [set() for _ in self._scores]
         self._staged: set[ExpertId] = set()  # loaded and not used since
-        # Residents by score. An entry is stale once its expert has left or its score has changed. Who was refused is
-        # not in it until told of again, so that protected residents are not looked at once more for every load.
+        # Residents by score. An entry is stale once its expert has left or its score has changed. A refused resident
+        # leaves the heap until `reconsider` or a new score, so that later loads do not visit it again.
         self._heap: list[tuple[float, ExpertId]] = []
 
     def begin_round(self) -> None:
@@ -53,7 +56,7 @@ class RetainEviction:
         self._scores[layer] += counts
         num_rows = counts.tolist()
         for expert in self._by_layer[layer]:
-            if num_rows[expert.expert] == 0:  # the others will be used
+            if num_rows[expert.expert] == 0:  # the others are pushed once they have been used
                 self._staged.discard(expert)
                 self._push(expert)
 

@@ -144,7 +144,7 @@ class Decoder:
         rows = self._embed([token], position, tile=1)
         chosen = []
         for layer in range(self.num_layers):
-            if self._mix(layer, rows):
+            if self._attend_and_route(layer, rows):
                 chosen.append(rows.experts)
                 moe_layer = layer - self.num_dense_layers
                 rows.x = self._draft.add(rows.base, moe_layer, rows.experts[0], rows.weights, rows.normed)
@@ -187,7 +187,7 @@ class Decoder:
         span = Span(self._rotary, self.cache, scratch, position, num_rows)
         return _Rows(x, span, scratch.moe.router[:num_rows])
 
-    def _mix(self, layer: int, rows: _Rows) -> bool:
+    def _attend_and_route(self, layer: int, rows: _Rows) -> bool:
         """Attention, router and shared experts; a dense layer is run whole. Returns whether experts must follow."""
         spec, weights, tile = self.spec, self._weights.layers[layer], rows.span.tile
         is_moe = layer >= self.num_dense_layers
@@ -208,7 +208,7 @@ class Decoder:
             rows.x = rows.base
         return is_moe
 
-    def _foresee(self, layer: int, rows: _Rows) -> Tensor:
+    def _predict_next(self, layer: int, rows: _Rows) -> Tensor:
         """Expert ids int64 [n, k] of the next layer's norm and router on this layer's hidden state."""
         weights = self._weights.layers[layer + 1]
         x = affine(rows.unit, weights.norm, weights.norm_bias)
@@ -268,17 +268,16 @@ class DecoderPass:
         self._blocks = blocks
         self._num_outputs = num_outputs
 
-    def mix(self, layer: int) -> Routing | None:
+    def attend_and_route(self, layer: int) -> Routing | None:
         parts = []
         for rows in self._blocks:
-            if self._decoder._mix(layer, rows):
+            if self._decoder._attend_and_route(layer, rows):
                 parts.append(_routing(rows.experts))
                 rows.group(parts[-1])
         return np.concatenate(parts) if parts else None
 
-    def foresee(self, layer: int) -> Routing:
-        """See `ForeseeingPass`."""
-        return _routing(torch.cat([self._decoder._foresee(layer, rows) for rows in self._blocks]))
+    def predict_next(self, layer: int) -> Routing:
+        return _routing(torch.cat([self._decoder._predict_next(layer, rows) for rows in self._blocks]))
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         for rows in self._blocks:

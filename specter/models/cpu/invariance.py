@@ -125,7 +125,7 @@ def _run(decoder: Decoder, tokens: Sequence[int], position: int, slots: Sequence
     num_layers = min(decoder.num_dense_layers + 1, decoder.num_layers)
     target = decoder.target_pass(tokens, position, len(tokens))
     for layer in range(num_layers):
-        routing = target.mix(layer)
+        routing = target.attend_and_route(layer)
         if routing is None:
             continue
         experts = np.unique(routing).tolist()

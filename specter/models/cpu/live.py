@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
-from specter.build import build_costs, build_model
-from specter.config import RunConfig, SystemConfig
+from specter.build import virtual_backend
+from specter.config import SystemConfig
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.load_plan import LoadPlan
-from specter.memory import num_slots
 from specter.models.checkpoint import Checkpoint
 from specter.models.cpu.decoder import Decoder
 from specter.models.cpu.invariance import invariance_check
@@ -22,10 +21,12 @@ from specter.models.spec import ExpertId
 from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.origin import check_draft_origin
+from specter.resolve import ResolvedRun, resolve
 from specter.session import OnCommit, RunResult, run_input
+from specter.speculation.drafts import DRAFTS
 from specter.speculation.sampling import build_sampler
 
-PLAIN = SystemConfig(name="resident", speculative=False, planner="none", eviction="resident")
+RESIDENT = SystemConfig(name="resident", eviction="resident")  # plain decoding with every expert in a slot
 DTYPE = torch.float32  # what a CPU computes in; the checkpoint's int8 or BF16 values are exact in it
 
 
@@ -42,15 +43,16 @@ class LiveModel:
     notes: dict[str, str]
 
     @classmethod
-    def load(cls, config: RunConfig, progress: Progress) -> LiveModel:
-        """Loads target and draft as `config` says and checks that this machine computes a row alike anywhere.
+    def load(cls, run: ResolvedRun, progress: Progress) -> LiveModel:
+        """Loads target and draft, and checks that a row's bits do not depend on its place on this machine.
 
         Raises:
             SpecterError: from the checkpoint and quantised directories' strict readers.
         """
+        config = run.config
         checkpoint = Checkpoint.open(config.model.checkpoint)
         spec = checkpoint.spec
-        slot_bytes = num_slots(config, build_costs(config)) * spec.expert_params * DTYPE.itemsize
+        slot_bytes = run.num_slots * spec.expert_params * DTYPE.itemsize
         plan = LoadPlan.build(checkpoint, DTYPE, config.system.speculative, slot_bytes, config.kv_capacity)
         if config.model.checkpoint_kind == "hub":
             progress.console.print(plan.table())
@@ -72,28 +74,30 @@ class LiveModel:
         return cls(decoder, store, notes | {"rowwise": str(report.rowwise)})
 
     def run(
-        self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
+        self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
     ) -> RunResult:
         """Runs one input with slots of its own; see `session.run_input`."""
-        arena = SlotArena(num_slots(config, build_costs(config)), self.store.codec)
+        arena = SlotArena(run.num_slots, self.store.codec)
         self.decoder.arena = arena
 
         def move(expert: ExpertId, slot: int) -> None:
             arena.write(slot, self.store.payload(expert))
 
-        model = build_model(config, self.decoder, self.decoder.twin)
-        sampler = build_sampler(config.sampling)
+        model = DRAFTS[run.config.system.draft].join(self.decoder, self.decoder.twin)
+        sampler = build_sampler(run.config.sampling)
+        backend = virtual_backend(run.config, move)
         with torch.inference_mode():
-            return run_input(config, model, sampler, prompt, warmup, move, on_commit, foresees=True)
+            return run_input(run, model, sampler, prompt, warmup, backend, on_commit, predicts=True)
 
     def agrees_with_plain(
-        self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None
+        self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None
     ) -> bool | None:
         """Whether plain decoding with everything resident yields the same tokens.
 
-        None where it need not: rejection sampling is lossless in distribution only.
+        None for rejection sampling, which is lossless in distribution only.
         """
-        if config.sampling.kind == "rejection":
+        if run.config.sampling.kind == "rejection":
             return None
-        plain = self.run(replace(config, system=PLAIN, warmup_tokens=0), result.recording.prompt, (), on_commit)
-        return plain.generation.tokens == result.generation.tokens
+        plain = resolve(replace(run.config, system=RESIDENT, warmup_tokens=0))
+        tokens = self.run(plain, result.recording.prompt, (), on_commit).generation.tokens
+        return tokens == result.generation.tokens

@@ -112,7 +112,7 @@ class DevicePasses:
             self._foresee[layer, num_rows] = Graph(partial(self._foresight.run, layer, num_rows)).replay
 
     def foresee(self, layer: int, num_rows: int) -> Routing:
-        """See `ForeseeingPass`; readable once the work's event has happened."""
+        """See `TargetPass.predict_next`; readable once the work's event has happened."""
         run = self._foresee.get((layer, num_rows)) or partial(self._foresight.run, layer, num_rows)
         run()
         moe = layer - self.target.weights.spec.num_dense_layers
@@ -153,19 +153,19 @@ class DevicePasses:
 
 @dataclass(frozen=True, slots=True)
 class _DevicePass:
-    """A `ForeseeingPass`; its outputs are tokens. What it returns is readable once the work's event has happened."""
+    """A `TargetPass`; its outputs are tokens. What it returns is readable once the work's event has happened."""
 
     passes: DevicePasses
     launches: _Launches
     num_rows: int
     num_outputs: int
 
-    def mix(self, layer: int) -> Routing | None:
+    def attend_and_route(self, layer: int) -> Routing | None:
         self.launches.mix[layer]()
         moe = layer - self.passes.target.weights.spec.num_dense_layers
         return None if moe < 0 else self.passes.routing[moe, : self.num_rows].numpy()
 
-    def foresee(self, layer: int) -> Routing:
+    def predict_next(self, layer: int) -> Routing:
         return self.passes.foresee(layer, self.num_rows)
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
@@ -192,10 +192,13 @@ class _ResidentPass:
     num_rows: int
     num_outputs: int
 
-    def mix(self, layer: int) -> Routing | None:
+    def attend_and_route(self, layer: int) -> Routing | None:
         if layer == 0:
             self.run()  # every row is an output
         return None
+
+    def predict_next(self, layer: int) -> Routing:
+        raise AssertionError("no layer told a routing")
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         raise AssertionError("no layer told a routing")

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from specter.build import build_costs, build_model
-from specter.config import OWN_INT4, SHARED, RunConfig, SystemConfig
-from specter.memory import device_bytes, num_slots
+from specter.config import SystemConfig
+from specter.experts.transfer import Backend
 from specter.models.cuda.bed import Bed
 from specter.models.cuda.full_size import FullSize, load_full_size
 from specter.models.cuda.memory import DeviceBudget
@@ -21,12 +20,13 @@ from specter.models.cuda.no_gc import no_gc
 from specter.models.cuda.own_draft import OwnMemory
 from specter.models.cuda.sampling import DeviceSampling
 from specter.models.cuda.target import OUTPUT_ROWS
+from specter.resolve import ResolvedRun, resolve
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import TokenSampler
+from specter.speculation.drafts import DRAFTS
 from specter.timeline.cuda import CudaTimeline
 
-# Plain decoding without a draft, through the expert cache: it runs where the model does not fit, too.
-PLAIN_CACHED = SystemConfig(name="lru", speculative=False, planner="none", eviction="lru")
+LRU = SystemConfig(name="lru")  # plain decoding through the expert cache: it runs where the model does not fit, too
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,21 +43,20 @@ class DeviceLive:
     _bed: tuple[tuple[Any, ...], Bed] | None = None  # of the last run, and what it was made for
 
     @classmethod
-    def load(cls, config: RunConfig, console: Console) -> DeviceLive:
-        """Loads the target, and the draft if `config` speculates, within the memory of `config.hardware`, with progress
+    def load(cls, run: ResolvedRun, console: Console) -> DeviceLive:
+        """Loads the target, and the draft if the run speculates, within the memory of `config.hardware`, with progress
         on `console`.
 
         Raises:
             SpecterError: sampling that the device cannot do, no device, too little memory on either side, or anything
                 wrong with the checkpoint.
         """
+        config = run.config
         DeviceSampling.of(config.sampling)
-        costs = build_costs(config)
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
-        parts = device_bytes(costs, config.system, num_slots(config, costs))
-        budget.check(sum(parts.values()), f"{config.system.name} at this budget")
+        budget.check(int(run.fit()["device_total_bytes"]), f"{config.system.name} at this budget")
         full = load_full_size(
-            Path(config.model.checkpoint), Path(config.model.quantized), costs.spec, budget, "prefer", console,
+            Path(config.model.checkpoint), Path(config.model.quantized), run.spec, budget, "prefer", console,
             config.system.speculative,
         )  # fmt: skip
         notes = {
@@ -70,31 +69,32 @@ class DeviceLive:
         return cls(full, budget, notes)
 
     def run(
-        self, config: RunConfig, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
+        self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
     ) -> RunResult:
         """Runs one input; see `session.run_input`. Runs that differ in policy alone use the same slots and graphs."""
-        bed = self._bed_for(config, max(len(prompt), len(warmup)))
+        config = run.config
+        bed = self._bed_for(run, max(len(prompt), len(warmup)))
         bed.poison()  # or the last run's experts would stand in for copies that have not arrived
         row_counts = {1, config.depth + 1}
         if len(prompt) <= OUTPUT_ROWS:  # a longer one is launched kernel by kernel
             row_counts.add(len(prompt))
-        bed.capture(row_counts, foresees=config.system.foresight != "none")
-        model = build_model(config, bed.model, bed.own_draft)
+        bed.capture(row_counts, foresees=config.system.predictor != "none")
+        model = DRAFTS[config.system.draft].join(bed.model, bed.own_draft)
         timeline = CudaTimeline(self.budget.device, trace=config.trace)
+        backend = Backend(timeline, bed.move, bed.open_write_back)
         with no_gc():
-            result = run_input(
-                config, model, TokenSampler(), prompt, warmup, bed.move, on_commit, timeline, bed.open_write_back
-            )
+            result = run_input(run, model, TokenSampler(), prompt, warmup, backend, on_commit)
         use = self.budget.use()
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.full.load.is_pinned
         result.metrics.update(allocated(bed.own_memory, config.system))
         return result
 
-    def _bed_for(self, config: RunConfig, longest: int) -> Bed:
+    def _bed_for(self, run: ResolvedRun, longest: int) -> Bed:
         """The last run's bed if it serves this one, and a new one in its place otherwise."""
+        config, slots = run.config, run.num_slots
         sampling, depth = DeviceSampling.of(config.sampling), config.depth
-        slots, max_rows = num_slots(config, build_costs(config)), max(depth + 1, longest)
+        max_rows = max(depth + 1, longest)
         key = (slots, config.kv_capacity, max_rows, max(depth, 1), sampling, config.system.draft)
         if self._bed is None or self._bed[0] != key:
             self._bed = None  # its slots and the new ones need not fit side by side
@@ -117,19 +117,21 @@ class DeviceLive:
         return self._bed[1]
 
     def agrees_with_plain(
-        self, config: RunConfig, result: RunResult, on_commit: OnCommit = lambda tokens: None
+        self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None
     ) -> bool | None:
         """Whether plain decoding yields the same tokens."""
+        config = run.config
         budget = dataclasses.replace(config.budget, policy="same_experts")  # the draft's bytes are taken
-        plain = dataclasses.replace(config, system=PLAIN_CACHED, budget=budget, warmup_tokens=0, trace=False)
+        plain = resolve(dataclasses.replace(config, system=LRU, budget=budget, warmup_tokens=0, trace=False))
         return self.run(plain, result.recording.prompt, (), on_commit).generation.tokens == result.generation.tokens
 
 
 def allocated(own: OwnMemory | None, system: SystemConfig) -> dict[str, int | str]:
     """What an own draft really takes, beside what the budget charges for it (`device_draft_shared_bytes`)."""
-    if own is None or system.draft == SHARED:
+    kind = DRAFTS[system.draft]
+    if own is None or not kind.is_own:
         return {}
-    charged = "INT4" if system.draft == OWN_INT4 else "BF16"
+    charged = "BF16" if kind.weight_bits is None else "INT4"
     return {
         **{f"allocated_{part}_bytes": num_bytes for part, num_bytes in own.bytes_by_part.items()},
         "draft_copy": f"BF16 on the device, charged to the budget as {charged}",

@@ -64,7 +64,7 @@ def prefill(spec: ModelSpec, target: TargetPass, stream: LayerStream, timeline: 
     arrivals = [stream.fetch(layer) for layer in range(min(2, stream.num_layers))]
     experts = range(spec.num_experts)
     for layer in range(spec.num_layers):
-        timeline.compute(_MIX, partial(target.mix, layer))
+        timeline.compute(_MIX, partial(target.attend_and_route, layer))
         moe_layer = layer - spec.num_dense_layers
         if moe_layer < 0:
             continue
