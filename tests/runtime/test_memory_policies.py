@@ -1,0 +1,100 @@
+"""Device memory by part, and what a budget buys under each memory policy, worked out by hand for a small model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specter.errors import SpecterError
+from specter.memory import DoesNotFit, device_bytes, fit, num_slots
+from tests.charges.runs import make_config
+from tests.runtime.test_summary import BY_HAND, COSTS, MEMORY
+
+NOTHING = dict.fromkeys(("draft", "draft_shared", "draft_kv", "buffer"), 0)
+PARTS: dict[str, dict[str, int]] = {
+    "lru": NOTHING,
+    "specter": {**NOTHING, "draft": 594},
+    "specmoeoff": {**NOTHING, "draft": 594, "draft_shared": 4732, "draft_kv": 2160},
+    "specmoeoff_tuned": {**NOTHING, "draft": 594, "draft_shared": 1220, "draft_kv": 2160},  # 2366 weights at 4.125 bits
+    "mixtral_offloading": {**NOTHING, "buffer": 4 * 192},
+}
+
+
+@pytest.mark.parametrize("system", PARTS)
+def test_every_part_of_a_systems_device_memory(system: str) -> None:
+    parts = device_bytes(COSTS, make_config(system, None).system, num_slots=5)
+    assert parts == {"shared": 4732, "kv": 2160, "slot": 5 * 192, **PARTS[system]}
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(8638, True), (8637, False)])
+def test_a_system_fits_a_device_that_holds_its_parts(memory: int, fits: bool) -> None:
+    machine = replace(BY_HAND, device_memory_bytes=memory)
+    found = fit(COSTS, make_config("specter", None).system, 6, machine)
+    assert found == {**MEMORY, "fits_device": fits, "fits_without_offloading": False}
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(4732 + 2160 + 12 * 192, True), (4732 + 2160 + 12 * 192 - 1, False)])
+def test_a_model_needs_no_offloading_where_all_its_experts_fit(memory: int, fits: bool) -> None:
+    """Whatever system asks: plain decoding has no draft."""
+    machine = replace(BY_HAND, device_memory_bytes=memory)
+    assert fit(COSTS, make_config("specmoeoff", None).system, 6, machine)["fits_without_offloading"] is fits
+
+
+def slots(system: str, **budget: Any) -> int:
+    config = make_config(system, None)
+    config.budget = replace(config.budget, experts_per_layer=None, **budget)
+    config.model = replace(
+        config.model, residents={"high": 3, "low": 1.5}, published={"specmoeoff": {"high": 2.5}, "lru": {"low": 1}}
+    )
+    return num_slots(config.model, config.budget, config.system, COSTS)
+
+
+@pytest.mark.parametrize(
+    ("system", "budget", "expected"),
+    [
+        # as many as Specter has
+        ("specter", {"policy": "same_experts", "tier": "high"}, 6),
+        ("specmoeoff", {"policy": "same_experts", "tier": "high"}, 6),
+        ("lru", {"policy": "same_experts", "tier": "low"}, 3),
+        ("lru", {"policy": "same_experts", "tier": "smallest"}, 2),
+        ("lru", {"policy": "same_experts", "tier": "high", "num_bytes": 5 * 192 + 191}, 5),
+        ("lru", {"policy": "same_experts", "tier": "high", "num_bytes": 13 * 192}, 12),  # one per expert is enough
+        ("resident", {"policy": "same_experts", "tier": "smallest"}, 12),
+        # what Specter's bytes leave: 594 of the draft are three slots
+        ("specter", {"policy": "same_bytes", "tier": "high"}, 6),
+        ("lru", {"policy": "same_bytes", "tier": "high"}, 9),
+        ("on_demand", {"policy": "same_bytes", "tier": "low"}, 6),
+        # 4 buffers of 192 bytes are 174 more than the draft: one slot less
+        ("mixtral_offloading", {"policy": "same_bytes", "tier": "high"}, 5),
+        # an own draft's 1220 + 2160 bytes are 18 slots, its 4732 + 2160 are 36
+        ("specmoeoff_tuned", {"policy": "same_bytes", "tier": "high", "num_bytes": 25 * 192}, 7),
+        ("specmoeoff", {"policy": "same_bytes", "tier": "high", "num_bytes": 40 * 192}, 4),
+        # what its paper gives: of this system and this tier, or as many as Specter has
+        ("specmoeoff", {"policy": "published", "tier": "high"}, 5),
+        ("specmoeoff", {"policy": "published", "tier": "low"}, 3),
+        ("lru", {"policy": "published", "tier": "high"}, 6),
+        ("lru", {"policy": "published", "tier": "low"}, 2),
+        ("specter", {"policy": "published", "tier": "high"}, 6),
+    ],
+)
+def test_slots_that_a_budget_buys(system: str, budget: dict[str, Any], expected: int) -> None:
+    assert slots(system, **budget) == expected
+
+
+def test_experts_per_layer_are_rounded_to_whole_slots() -> None:
+    config = make_config("lru", None)
+    for stated, expected in ((2.7, 5), (2.8, 6), (1.0, 2)):
+        config.budget.experts_per_layer = stated
+        assert num_slots(config.model, config.budget, config.system, COSTS) == expected
+
+
+def test_a_policy_that_leaves_fewer_than_two_slots_does_not_fit() -> None:
+    with pytest.raises(DoesNotFit, match="specmoeoff does not fit: budget.policy=same_bytes leaves it 0 slots"):
+        slots("specmoeoff", policy="same_bytes", tier="high")
+    with pytest.raises(DoesNotFit, match="leaves it 1 slots"):
+        slots("specmoeoff", policy="same_bytes", tier="high", num_bytes=37 * 192)
+    assert slots("specmoeoff", policy="same_bytes", tier="high", num_bytes=38 * 192) == 2
+    with pytest.raises(SpecterError, match="the budget holds 1 experts of 192 bytes"):
+        slots("lru", policy="same_bytes", tier="high", num_bytes=383)
