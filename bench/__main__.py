@@ -1,28 +1,25 @@
-"""`python -m bench kernels|families|rounds|quantize key=value ...`: measures the runtime on this GPU."""
+"""`python -m bench kernels|quantize key=value ...`: measures the runtime on this GPU; `--help` lists the keys."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from bench.families import main as families
-from bench.kernels import main as kernels
-from bench.quantize import main as quantize
-from bench.rounds import main as rounds
-from specter.errors import SpecterError
-
-BENCHES = {"kernels": kernels, "families": families, "rounds": rounds, "quantize": quantize}
+from bench import kernels, quantize
+from specter.arguments import run_command
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        if not arguments or arguments[0] not in BENCHES:
-            raise SpecterError(f"bench {' '.join(arguments[:1]) or '(none)'} is unknown", f"use {' or '.join(BENCHES)}")
-        BENCHES[arguments[0]](arguments[1:])
-    except SpecterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def main(arguments: Sequence[str]) -> None:
+    """Exits with 2 on bad input, and with 1 if a section failed."""
+    name, *options = arguments or ("",)
+    if name == "kernels":
+        run_command(kernels.main, kernels.Options, options)
+    elif name == "quantize":
+        run_command(quantize.main, quantize.Options, options)
+    else:
+        print(f"error: bench {name or '(none)'} is unknown: use kernels or quantize", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

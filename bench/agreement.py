@@ -1,7 +1,6 @@
-"""Does the full-size model still behave as the narrow one it was made from? Token by token, on given text.
+"""Compares the full-size model with the narrow one that it was inflated from, token by token on given text.
 
-Both are asked the same: what the target says after every token of a prompt, which experts it chooses, and what a
-draft step says and chooses at the last positions of that prompt.
+For both: the target's token and experts after every token of a prompt, and the draft's at the last positions of it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What one model does on one prompt of n tokens, with draft steps at its last m positions."""
+    """Tokens and routing of one model on a prompt of n tokens, with draft steps at its last m positions."""
 
     tokens: Ints  # [n], the target's argmax after each token
     routing: Ints  # [n, MoE layers, k]
@@ -43,8 +42,8 @@ class Behaviour:
 class Agreement:
     """Shares, over all positions and layers."""
 
-    acceptance: float  # draft token equals target token
-    draft_match: float  # of the target's experts, those that the draft chose too
+    acceptance: float  # draft tokens equal to the target's
+    draft_match: float  # share of the target's experts that the draft chooses too
     num_draft_tokens: int
 
 
@@ -56,13 +55,13 @@ def agreement(behaviours: Sequence[Behaviour]) -> Agreement:
 
 
 def argmax_agreement(narrow: Sequence[Behaviour], wide: Sequence[Behaviour]) -> float:
-    """Share of positions at which both targets say the same token."""
+    """Share of positions at which both targets choose the same token."""
     pairs = zip(narrow, wide, strict=True)
     return share(np.concatenate([a.tokens == b.tokens for a, b in pairs]).tolist())
 
 
 def routing_agreement(narrow: Sequence[Behaviour], wide: Sequence[Behaviour]) -> float:
-    """Of the narrow target's experts, the share that the wide one chooses too."""
+    """Share of the narrow target's experts that the wide one chooses too."""
     return float(np.mean([expert_match(a.routing, b.routing) for a, b in zip(narrow, wide, strict=True)]))
 
 
@@ -129,6 +128,6 @@ def load_prompts(paths: Iterable[Path], tokenizer_file: Path, num_prompts: int, 
         found += prompts[: -(-num_prompts // len(files))]
     if len(found) < num_prompts:
         raise SpecterError(
-            f"{len(found)} prompts of {num_tokens} tokens found, {num_prompts} wanted", "ask for fewer or shorter ones"
+            f"{len(found)} prompts of {num_tokens} tokens found, {num_prompts} wanted", "use fewer or shorter prompts"
         )
     return found[:num_prompts]

@@ -1,4 +1,4 @@
-"""What a user has without this runtime: transformers' own model, everything resident, launched kernel by kernel."""
+"""transformers' own model with everything resident, launched kernel by kernel: decoding without this runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from bench.measure import MIN_REPEATS, Sample
 from specter.models.cuda.no_gc import no_gc
 
-EXPERTS = ("grouped_mm", "eager")  # transformers' ways with routed experts
+EXPERTS = ("grouped_mm", "eager")  # transformers' implementations of routed experts
 WARMUP = 3  # repeats
 
 
@@ -22,11 +22,10 @@ def decode_eager(
 ) -> tuple[list[int], Sample]:
     """Greedy tokens after `prompt`, and ms per token: each repeat is `num_steps` one-token passes in a row.
 
-    A pass is some thousands of launches from Python, so that what is measured is the host. Its first passes pick
-    kernels and grow pools, and a full garbage collection walks every module: neither is let into a repeat.
+    A pass is thousands of launches from Python, so the host dominates. Warm-up passes pick kernels and grow pools.
 
     Args:
-        experts: transformers' way with routed experts: "grouped_mm" (its default) or "eager" (a loop).
+        experts: transformers' implementation of routed experts: "grouped_mm" (its default) or "eager" (a loop).
     """
     device = model.device
     model.set_experts_implementation(experts)

@@ -1,4 +1,4 @@
-"""The fewest bytes each measured thing must move: the floors of the bench."""
+"""Floors of the bench: the fewest bytes that a step, a pass or a layer moves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One layer's routed experts on one row, by every backend there is; all on the same weights, rows and experts.
+"""One layer's routed experts on one row, by several backends, all on the same weights, rows and experts.
 
-Each backend runs every MoE layer once, with other experts in each, so that nothing stays in the cache between two
-runs, and is captured as a CUDA graph, so that what is compared is the device and not the host.
+A backend runs every MoE layer once, with other experts in each, so nothing stays in the cache from run to run. It is
+captured as a CUDA graph, so the comparison excludes the host.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
 from specter.models.cuda.arena import DeviceArena
+from specter.models.cuda.loaded_model import Int4Layer
 from specter.models.cuda.tuning import DRAFT, TARGET
 from specter.models.routing import top_k
 from specter.models.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
-
-Int4Layer = tuple[Int4Matrices, Int4Matrices, Int4Matrices]  # gate, up, down, [E, out, in]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Rows:
 
 
 class Backends:
-    """Every backend writes the layers' outputs, fp32 [layers, D], to `out`; router weights included."""
+    """Each backend writes the layers' outputs, fp32 [layers, D], weighted by the router, to `out`."""
 
     def __init__(
         self, spec: ModelSpec, rows: Rows, packed: int4_moe.PackedExperts, arena: DeviceArena, slot_table: Tensor
@@ -76,7 +75,7 @@ class Backends:
         self._rows_inner = torch.zeros(spec.top_k, spec.expert_inter, dtype=dtype, device=device)
 
     def all(self, layers: list[Int4Layer]) -> dict[str, Callable[[], None]]:
-        """Name -> run. `layers`: the chosen experts' codes of every layer, for the reference, [k, out, in] each."""
+        """Backends by name. `layers`: codes of the chosen experts by layer, [k, out, in] each, for the reference."""
         return {
             "INT4 fused, 2 launches": self.fused,
             "INT4 fused, one expert at a time": self.per_expert,
@@ -86,13 +85,13 @@ class Backends:
         }
 
     def fused(self) -> None:
-        """As in the draft step."""
+        """The draft step's kernels."""
         self.out.zero_()
         for layer, routing in enumerate(self._row_routings):
             self._fused(layer, routing, slice(None))
 
     def per_expert(self) -> None:
-        """The same kernels, launched for each chosen expert alone."""
+        """The same kernels, launched once per chosen expert."""
         self.out.zero_()
         for layer in range(self.spec.num_moe_layers):
             for expert, weight in zip(self._host_chosen[layer], self._lone_weights[layer], strict=True):
@@ -111,7 +110,7 @@ class Backends:
         )  # fmt: skip
 
     def reference(self, layers: list[Int4Layer]) -> None:
-        """Plain torch: every weight is rebuilt in memory, then multiplied."""
+        """Plain torch: rebuilds every weight in memory, then multiplies."""
         for layer, parts in enumerate(layers):
             gate, up, down = (part.dequantize(self.rows.x.dtype) for part in parts)
             x = self.rows.x[layer]
@@ -120,7 +119,7 @@ class Backends:
             self.out[layer] = (results * self.rows.weights[layer][:, None]).sum(0)
 
     def bf16_grouped(self) -> None:
-        """The target's kernels on the target's weights, routing given."""
+        """The target's kernels on the target's weights, with given routing."""
         for layer, routing in enumerate(self._routings):
             grouped_mlp.run_experts(
                 self.rows.x[layer : layer + 1], self._one, self.arena, self.slot_table[layer], routing,
@@ -129,7 +128,7 @@ class Backends:
         torch.sum(self._results[:, 0] * self.rows.weights[..., None], dim=1, out=self.out)
 
     def bf16_bmm(self) -> None:
-        """What plain torch does without a kernel of its own."""
+        """Plain torch on the target's weights."""
         gate_up, down = self._matrices
         for layer in range(self.spec.num_moe_layers):
             slots = self.slot_table[layer][self.rows.chosen[layer]]
@@ -139,7 +138,7 @@ class Backends:
             self.out[layer] = (results * self.rows.weights[layer][:, None]).sum(0)
 
     def _given(self, chosen: Tensor, weights: Tensor) -> RowRouting:
-        """Routing that is known, as it is to the draft's expert kernels: chosen [k], weights [k]."""
+        """Given routing in the form that the draft's expert kernels read: chosen [k], weights [k]."""
         nothing = torch.zeros(0, dtype=torch.int32, device=chosen.device)
         history = chosen[None].to(torch.int16)
         return RowRouting(self._one, self._one, weights, history, nothing, self._step, nothing, Rule())

@@ -1,6 +1,6 @@
-"""Several rows of a layer's routed experts through the INT4 backends: ours row by row, since our draft never prefills.
+"""Several rows of a layer's routed experts through the INT4 backends. Ours run row by row: the draft never prefills.
 
-Plain torch rebuilds every expert that any row chose once, and multiplies its rows together.
+The torch reference rebuilds every chosen expert once, and multiplies its rows together.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from bench.floors import ms_at
 from bench.measure import Sample, device_ms
 from bench.report import Row
 from specter.models.cuda.arena import DeviceArena
-from specter.models.cuda.full_size import DTYPE, FullSize
 from specter.models.cuda.graphs import Graph
+from specter.models.cuda.loaded_model import DTYPE, Int4Layer, LoadedModel
 from specter.quantize.int4 import Int4Matrices
 
 ROWS, LAYERS = 16, 4
 
 
-def prefill_rows(full: FullSize, arena: DeviceArena, slot_table: Tensor) -> list[Row]:
-    """Every backend's time for `ROWS` rows of a layer, over the first `LAYERS` MoE layers.
+def prefill_rows(model: LoadedModel, arena: DeviceArena, slot_table: Tensor) -> list[Row]:
+    """The time of every backend for `ROWS` rows of a layer, over the first `LAYERS` MoE layers.
 
     Args:
-        arena, slot_table: with every expert of these layers in a slot.
+        arena, slot_table: hold every expert of these layers.
     """
-    full = full.first_layers(full.spec.num_dense_layers + LAYERS)
-    spec, device = full.spec, full.weights.device
+    model = model.first_layers(model.spec.num_dense_layers + LAYERS)
+    spec, device = model.spec, model.weights.device
     many = dataclasses.replace(spec, num_layers=spec.num_dense_layers + LAYERS * ROWS)
     drawn = int4.Rows.random(many, DTYPE, device)
     parts = (part.split(LAYERS) for part in (drawn.x, drawn.logits, drawn.chosen, drawn.weights))
     rows = [int4.Rows(*row) for row in zip(*parts, strict=True)]
-    backends = [int4.Backends(spec, row, full.int4, arena, slot_table) for row in rows]
-    layers = [full.int4_layer(layer) for layer in range(LAYERS)]
+    backends = [int4.Backends(spec, row, model.int4, arena, slot_table) for row in rows]
+    layers = [model.int4_layer(layer) for layer in range(LAYERS)]
     out = torch.zeros(LAYERS, ROWS, spec.hidden, device=device)
     num_experts = sum(reference_prefill(layer, rows, layers[layer], out[layer]) for layer in range(LAYERS))
-    expert_bytes = int4.int4_expert_bytes(full.int4)
+    expert_bytes = int4.int4_expert_bytes(model.int4)
     floor = ms_at(num_experts * expert_bytes) * 1e3 / LAYERS
 
     def fused() -> None:
@@ -58,7 +58,7 @@ def prefill_rows(full: FullSize, arena: DeviceArena, slot_table: Tensor) -> list
     runs: dict[str, tuple[Callable[[], None], bool]] = {
         "INT4 fused, 2 launches": (fused, True),
         "INT4 fused, one expert at a time": (per_expert, True),
-        "INT4 reference (torch: dequantise, multiply)": (reference, False),  # chooses on the host: no graph
+        "INT4 reference (torch: dequantise, multiply)": (reference, False),  # no graph: it groups rows on the host
     }
     expected, measured = out.clone(), []
     for name, (run, is_graphed) in runs.items():
@@ -77,8 +77,8 @@ def _call(run: Callable[[], None], index: int) -> None:
     run()
 
 
-def reference_prefill(layer: int, rows: list[int4.Rows], parts: int4.Int4Layer, out: Tensor) -> int:
-    """out [rows, D] of one layer in plain torch; returns how many experts it rebuilt."""
+def reference_prefill(layer: int, rows: list[int4.Rows], parts: Int4Layer, out: Tensor) -> int:
+    """out [rows, D] of one layer in plain torch; returns the number of experts it rebuilt."""
     x = torch.stack([row.x[layer] for row in rows])
     chosen = torch.stack([row.chosen[layer] for row in rows])
     weights = torch.stack([row.weights[layer] for row in rows])

@@ -1,28 +1,36 @@
-"""`python -m bench kernels`: the GPU runtime on this machine, one table and one JSON file.
+"""`python -m bench kernels model=...`: kernels, steps and passes of one model on this GPU, beside their floors.
 
-The full-size model is an inflated stand-in (see `tools.standin`): every byte and flop is the real model's, its
-text and routing are the stand-in's. Sections run one after the other, and the file is written after each.
+The full-size model is an inflated stand-in (see `tools.standin`): its bytes and flops are the real model's, its text
+and routing are the stand-in's. Sections run in order, and the file is written after each.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+import yaml
 from rich.console import Console
 
-from bench.inputs import Inputs, run_section
+from bench.agreement import load_prompts
+from bench.host import link_rows
 from bench.report import Report
-from bench.resident import NUM_PROMPTS, PROMPT_TOKENS, ResidentBench
+from bench.resident import PROMPT_TOKENS, ResidentBench, unfused_row
 from bench.streaming import StreamingBench
 from specter import provenance
-from specter.arguments import parse_arguments
+from specter.config import ModelConfig
+from specter.errors import SpecterError
+from specter.files import files_digest
+from specter.models.cuda.loaded_model import LoadedModel, load_model
 from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.store import as_pin
+from specter.models.full_size import FULL_SIZE
 
 SUMMARY_KEYS = (
     "draft_step_ms",
@@ -35,56 +43,115 @@ SUMMARY_KEYS = (
     "peak_device_gb",
     "bit_equal",
 )
+CONF = Path("conf/model")
 
 
 @dataclass(frozen=True)
-class Options(Inputs):
-    """The command line."""
+class Options:
+    """Kernels, steps and passes of one full-size model on this GPU."""
 
-    out: Path = Path("data/reference/h200/kernels.json")
+    model: str = "deepseek_v2_lite"  # a file of conf/model whose checkpoint is a stand-in
+    quantized: Path | None = None  # INT4 experts of its checkpoint; by default the model's
+    out: Path | None = None  # by default results/bench/kernels_MODEL.json
+    prompts: Path = Path("data/prompts")
+    num_prompts: int = 20  # of the comparisons
     cap_gb: int = 40  # device budget of the sections that stream experts
+    commit: str = ""  # of the code, where there is no git
+    pin: str = "require"  # or prefer, off: see specter/models/cuda/store.py
+
+    def read_model(self) -> ModelConfig:
+        """The model's configuration. Raises SpecterError if there is none of this name."""
+        path = CONF / f"{self.model}.yaml"
+        if not path.is_file():
+            raise SpecterError(f"{path} does not exist", "run from the root of the repository, or correct model=...")
+        return ModelConfig(**yaml.safe_load(path.read_text()))
 
 
 def run(options: Options, console: Console) -> Report:
-    """Everything; sections that fail are named in the report, and the others go on.
+    """Runs all sections; a section that fails is named in the report, and the others continue.
 
     Raises:
-        SpecterError: no device, or anything wrong with the input, before large work.
+        SpecterError: no device or faulty input, before large work.
     """
     start = time.perf_counter()
+    pin, config = as_pin(options.pin), options.read_model()
     budget = DeviceBudget("cuda", options.cap_gb * 10**9)
-    options.check()
-    prompts = options.load_prompts(NUM_PROMPTS, PROMPT_TOKENS)
-    model = options.load(budget, console)
-    report = options.report(options.out, model, budget)
+    files = [path for path in options.prompts.glob("*.jsonl") if path.stem != "heldout"]
+    prompts = load_prompts(files, Path(config.tokenizer), options.num_prompts, PROMPT_TOKENS)
+    quantized = options.quantized or Path(config.quantized)
+    model = load_model(Path(config.checkpoint), quantized, FULL_SIZE[config.charged_as], budget, console, pin=pin)
+    out = options.out or Path("results/bench") / f"kernels_{options.model}.json"
+    report = Report(out, provenance_of(options, model, quantized, budget))
     report.summary |= dict.fromkeys(SUMMARY_KEYS)
+    report.facts["seconds: loading everything"] = round(time.perf_counter() - start, 1)
     section = partial(run_section, report=report, console=console)
+    _stream_and_decode(model, budget, report, prompts, section)
+    gc.collect()
+    torch.cuda.empty_cache()  # Phi's unpacked codes do not fit beside all experts in 16 bits
+    section("draft step, unfused", lambda: report.add(unfused_row(model, DeviceBudget("cuda"), prompts[0])))
+    report.facts["clocks after"] = provenance.of_device(budget.device, options.commit).get("clocks.sm", "unknown")
+    report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
+    report.write()
+    return report
+
+
+def _stream_and_decode(
+    model: LoadedModel,
+    budget: DeviceBudget,
+    report: Report,
+    prompts: list[list[int]],
+    section: Callable[[str, Callable[[], object]], None],
+) -> None:
+    """The sections under the cap, and those with every expert in a slot; their memory is free afterwards."""
     streaming = StreamingBench(model, budget, report, prompts)
     section("loading", streaming.loading)
     section("rates", streaming.rates)
+    section("link", lambda: report.rows.extend(link_rows(model, budget)))
     section("prefill", streaming.prefill)
     section("cap", streaming.cap)
     torch.cuda.empty_cache()
+    begin = time.perf_counter()
     resident = ResidentBench(model, DeviceBudget("cuda"), report, prompts)
+    report.facts["seconds: compiling and capturing"] = round(time.perf_counter() - begin, 1)
     section("resident passes", resident.resident_passes)
     section("draft step", resident.draft_step)
     section("prefill equality", lambda: resident.prefill_equality(streaming.short_logits))
     section("bit equality", resident.bit_equality)
     section("peak", resident.peak)
     section("INT4 backends", resident.int4_layer)
+    section("INT4 prefill", resident.int4_prefill)
     section("transformers eager", resident.eager)
     section("agreement with the narrow model", resident.narrow_agreement)
-    report.facts["clocks after"] = provenance.of_device(budget.device, options.commit).get("clocks.sm", "unknown")
-    report.facts["seconds: all"] = round(time.perf_counter() - start, 1)
-    report.skipped["humming backend"] = "optional, not among the dependencies"
+
+
+def run_section(name: str, measure: Callable[[], object], report: Report, console: Console) -> None:
+    """Runs one section and writes the report. A failure is recorded and does not end the bench."""
+    begin = time.perf_counter()
+    try:
+        measure()
+    except Exception as error:
+        report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
+        console.print_exception()
+    report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
     report.write()
-    return report
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def provenance_of(options: Options, model: LoadedModel, quantized: Path, budget: DeviceBudget) -> dict[str, str]:
+    return provenance.of_device(
+        budget.device,
+        options.commit,
+        model=f"{model.spec.name}, inflated from {model.checkpoint.spec.name} (tiled, BF16)",
+        checkpoint_sha256=model.checkpoint.digest(),
+        int4=f"{model.codes.method}, tiled",
+        int4_sha256=files_digest(quantized, "*.safetensors", "*config.json"),
+        pin=options.pin,
+    )
+
+
+def main(options: Options) -> None:
     """Raises SpecterError for bad input; exits with 1 if a section failed."""
     console = Console(width=180)
-    report = run(parse_arguments(Options, sys.argv[1:] if arguments is None else arguments), console)
+    report = run(options, console)
     report.show(console)
     if any(reason.startswith("FAILED") for reason in report.skipped.values()):
         sys.exit(1)

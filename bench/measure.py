@@ -1,4 +1,4 @@
-"""Repeated measurements: every number keeps its repeats, and is reported as median and spread."""
+"""Repeated measurements, kept one by one and reported as median and spread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def device_ms(
 ) -> Sample:
     """Device time of one `run(index)` between events, ms: each repeat is the mean of `per_repeat` calls in a row.
 
-    `index` counts calls; whoever runs on less data than the cache holds rotates by it.
+    `index` counts calls, so a run on data smaller than the cache can rotate through copies of it.
     """
     for index in range(warmup):
         run(index)
@@ -65,5 +65,5 @@ def device_ms(
 
 
 def share(flags: Sequence[bool]) -> float:
-    """Share of true ones, 0 of none."""
+    """The share of true values; 0 of an empty sequence."""
     return sum(flags) / len(flags) if flags else 0.0

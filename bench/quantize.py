@@ -1,17 +1,14 @@
-"""`python -m bench quantize`: how long quantising the experts of a full-size model takes on this machine.
+"""`python -m bench quantize`: the time to quantise the experts of a full-size model on this machine.
 
-The model is an inflated stand-in, so that every byte and flop is the real one's. What runs is what `python -m
-specter.quantize` runs, calibration, errors and files included; only reading the checkpoint from disk is missing, which
-the full-size checkpoint's bytes and the disk decide.
+The model is an inflated stand-in, so bytes and flops are the real model's. Runs all of `python -m specter.quantize`,
+with calibration, errors and files, except reading the full-size checkpoint from disk.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from specter import provenance
-from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.checkpoint import Checkpoint
@@ -38,16 +34,16 @@ GOAL_S = 360.0  # DeepSeek-V2-Lite by GPTQ on an H200
 
 @dataclass(frozen=True)
 class Options:
-    """The command line."""
+    """The time to quantise the experts of a full-size model."""
 
     checkpoint: Path = Path("data/standins/deepseek_v2_lite")  # the narrow stand-in
     model: str = "deepseek_v2_lite"  # the full-size model that it becomes
     method: str = "gptq"
     group: int = 128
-    layers: int = 0  # MoE layers to do, the time of all being extrapolated; 0: all
+    layers: int = 0  # MoE layers to quantise, extrapolated to all; 0: all
     sequences: int = 0  # of the calibration text; 0: all
     device: str = "cuda"
-    scratch: Path = Path("results")  # where the directory is written, and removed again
+    scratch: Path = Path("results")  # for the temporary output
     out: Path = Path("results/bench/quantize.json")
     commit: str = ""  # of the code, where there is no git
 
@@ -72,7 +68,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             Path(scratch) / "int4",
             options.method,
             options.group,
-            min_tokens=default_min_tokens(narrow.spec),  # the inflated inputs have no more dimensions than that
+            min_tokens=default_min_tokens(narrow.spec),  # the inflated inputs have only that many dimensions
             device=options.device,
         )
         work = Workspace(quantize.out, "bench")
@@ -121,7 +117,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: Options) -> None:
     """Raises SpecterError for bad input."""
     console = Console(width=120)
-    show(run(parse_arguments(Options, sys.argv[1:] if arguments is None else arguments), console), console)
+    show(run(options, console), console)

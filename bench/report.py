@@ -1,4 +1,4 @@
-"""The table that a bench prints, and the JSON that it leaves: provenance, table, summary."""
+"""The table that a bench prints and the JSON file that it writes: provenance, summary, table, facts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from rich.table import Table
 
 from bench.measure import Sample
 from specter.files import write_json
-
-_ROW_OPTIONS = ("floor", "goal", "is_rate", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +35,6 @@ class Row:
             return None
         return self.sample.median >= self.goal if self.is_rate else self.sample.median <= self.goal
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Row:
-        """The row that `as_json` was told of."""
-        sample = Sample(tuple(content["values"]))
-        return cls(sample=sample, **{name: content[name] for name in ("name", "unit", *_ROW_OPTIONS)})
-
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -62,20 +54,17 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """Grows section by section, and is written after each, so that a bench cut short leaves what it has."""
+    """Grows by sections and is written after each, so an interrupted bench keeps its finished sections."""
 
     path: Path
     provenance: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)  # measured facts without a floor or repeats
     summary: dict[str, Any] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)  # what did not run, and why
+    skipped: dict[str, str] = field(default_factory=dict)  # sections that did not run, with the reason
 
     def add(self, row: Row) -> Row:
-        """Adds a row, in place of an earlier one of its name."""
-        names = [one.name for one in self.rows]
-        at = names.index(row.name) if row.name in names else len(names)
-        self.rows[at : at + 1] = [row]
+        self.rows.append(row)
         return row
 
     def write(self) -> None:

@@ -1,4 +1,4 @@
-"""The bench's second half: every expert in a slot; draft, plain decoding, verification, and who agrees with whom."""
+"""Sections with every expert in a slot: draft, plain decoding, verification, INT4 backends and agreement."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from baselines.transformers_offload import load_eager
 from bench import agreement, int4
 from bench.eager import EXPERTS, decode_eager
 from bench.floors import StepBytes, ms_at
+from bench.int4_prefill import prefill_rows
 from bench.measure import Sample, device_ms
 from bench.report import Report, Row
 from bench.streaming import SHORT_PROMPT
 from specter.models.cuda.arena import open_arena
 from specter.models.cuda.draft import Draft
-from specter.models.cuda.full_size import DTYPE, FullSize, fill
 from specter.models.cuda.graphs import Graph
+from specter.models.cuda.loaded_model import DTYPE, LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.target import Target
+from specter.models.cuda.unfused import UnfusedDraft
 from specter.models.cuda.weights import GpuKVCache
 
-NUM_PROMPTS = 20
 PROMPT_TOKENS = 48
-DRAFT_TOKENS = 24  # at the end of each prompt, for the agreement
+DRAFT_TOKENS = 24  # at the end of each prompt, of the agreement
 CAPACITY = 512  # KV positions
 VERIFY_ROWS = 17  # K = 16
 DRAFT_STEPS = 16
@@ -34,20 +35,20 @@ EAGER_STEPS, EAGER_REPEATS = 8, 9
 
 
 class ResidentBench:
-    """A decoding target and its draft over one KV cache, all experts in slots."""
+    """A target and its draft over one KV cache, with all experts in slots."""
 
-    def __init__(self, model: FullSize, budget: DeviceBudget, report: Report, prompts: list[list[int]]) -> None:
+    def __init__(self, model: LoadedModel, budget: DeviceBudget, report: Report, prompts: list[list[int]]) -> None:
         self.model, self.budget, self.report, self.prompts = model, budget, report, prompts
         self.spec, self.device = model.spec, budget.device
         spec, pdl = self.spec, self.device.type == "cuda"
         self.arena = open_arena(spec.num_moe_layers * spec.num_experts, model.codec, budget)
-        self.table = fill(self.arena, model.store, spec.num_moe_layers)
+        self.table = self.arena.fill(model.store, spec.num_moe_layers)
         cache = GpuKVCache(spec, CAPACITY, DTYPE, self.device)
-        self.target = Target(model.weights, self.arena.flat.view(DTYPE), cache, PROMPT_TOKENS, self.table, pdl=pdl)
+        slots = self.arena.flat.view(DTYPE)
+        self.target = Target(model.weights, slots, cache, PROMPT_TOKENS, slot_table=self.table, pdl=pdl)
         self.draft = Draft(model.weights, model.int4, cache, DRAFT_STEPS + 4, pdl=pdl)
-        for num_rows in (1, VERIFY_ROWS):
-            self.target.capture(num_rows)
-        self.draft.capture()
+        self._passes = {num_rows: self._capture(num_rows) for num_rows in (1, VERIFY_ROWS)}
+        self._step = capture_step(self.draft)
 
     def resident_passes(self) -> None:
         target, prompt = self.target, self.prompts[0]
@@ -57,7 +58,7 @@ class ResidentBench:
 
         def plain(index: int) -> None:
             target.begin(target.tokens[:1], position + index % DRAFT_STEPS, 1)
-            target.forward(1)
+            self._passes[1].replay()
 
         floor = ms_at(sizes.target(self.spec.num_moe_layers * self.spec.top_k))
         note = f"graph, token fed on the device; KV {position}...{position + DRAFT_STEPS}"
@@ -70,7 +71,7 @@ class ResidentBench:
 
         def verify(index: int) -> None:
             target.begin(rows, position, VERIFY_ROWS)
-            target.forward(VERIFY_ROWS)
+            self._passes[VERIFY_ROWS].replay()
 
         floor = ms_at(sizes.target(num_experts))
         note = f"{num_experts / self.spec.num_moe_layers:.1f} distinct experts a layer"
@@ -87,19 +88,19 @@ class ResidentBench:
         self.report.summary["verify17_over_floor"] = row.over_floor
 
     def draft_step(self) -> None:
-        draft = self.draft
         self._prefill_resident(self.prompts[0])
-        row = self.report.add(draft_row("draft step, graph, 1 row, INT4", draft, self.model, self.prompts[0], 1.4))
+        name = "draft step, graph, 1 row, INT4"
+        row = self.report.add(draft_row(name, self.draft, self._step, self.model, self.prompts[0], 1.4))
         self.report.summary["draft_step_ms"] = row.sample.median
 
     def prefill_equality(self, streamed: torch.Tensor | None) -> None:
-        """Logits fp32 [V] of the streamed prefill of 16 tokens against a resident pass, bit by bit."""
+        """Compares logits fp32 [V] of the streamed prefill of 16 tokens with a resident pass, bit for bit."""
         self._prefill_resident(self.prompts[0][:SHORT_PROMPT])
         same = streamed is not None and torch.equal(streamed, self.target.logits[0])
         self.report.facts["streamed prefill bit-equal to resident pass"] = same
 
     def bit_equality(self) -> None:
-        """Plain decoding of 17 tokens, then the same 17 as one verification: logits and KV, bit by bit."""
+        """Compares plain decoding of 17 tokens with one verification of them: logits and KV, bit for bit."""
         target, equal = self.target, []
         entries = target.cache.entries
         for prompt in self.prompts:
@@ -109,14 +110,14 @@ class ResidentBench:
             for position in range(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS):
                 tokens.append(token)
                 target.begin(token, position, 1)
-                target.forward(1)
+                self._passes[1].replay()
                 token = target.tokens[:1].clone()
                 logits.append(target.logits[0].clone())
             new = slice(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS)
             plain_kv = entries[:, new].clone()
-            entries[:, new] = torch.nan  # whatever the verification does not write itself would show
+            entries[:, new] = torch.nan  # shows what the verification does not write
             target.begin(torch.cat(tokens), PROMPT_TOKENS, VERIFY_ROWS)
-            target.forward(VERIFY_ROWS)
+            self._passes[VERIFY_ROWS].replay()
             same = torch.equal(target.logits[:VERIFY_ROWS], torch.stack(logits))
             equal.append(same and torch.equal(entries[:, new], plain_kv))
             entries[:, new] = 0
@@ -156,6 +157,10 @@ class ResidentBench:
             if is_ours:
                 self.report.summary["int4_layer_over_floor"] = row.over_floor
 
+    def int4_prefill(self) -> None:
+        for row in prefill_rows(self.model, self.arena, self.table):
+            self.report.add(row)
+
     def narrow_agreement(self) -> None:
         model = self.model
         narrow_model = agreement.NarrowModel(model.checkpoint, model.codes, 64, PROMPT_TOKENS)
@@ -171,7 +176,12 @@ class ResidentBench:
         self.report.facts["INT4 draft, inflated (BF16)"] = dataclasses.asdict(of_wide)
 
     def eager(self) -> None:
-        """Each of transformers' ways with experts has a row; the fastest is what we compare with."""
+        """transformers' eager model, a row for each of its implementations of experts; the fastest one counts."""
+        spec = self.spec
+        num_bytes = DTYPE.itemsize * (spec.non_expert_params + spec.experts_params)
+        if num_bytes > self.budget.left_bytes():
+            self.report.skipped["transformers eager"] = "does not fit the device beside all experts in slots"
+            return
         prompt, model = self.prompts[0], load_eager(self.model.source, self.device, DTYPE)
         for experts in EXPERTS:
             tokens, sample = decode_eager(model, prompt, EAGER_STEPS, experts, EAGER_REPEATS)
@@ -182,6 +192,10 @@ class ResidentBench:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _capture(self, num_rows: int) -> Graph:
+        self.target.place(num_rows, 0, num_rows)
+        return Graph(partial(self.target.run, num_rows))
+
     def _prefill_resident(self, prompt: list[int]) -> None:
         target = self.target
         target.begin(torch.tensor(prompt, dtype=torch.int32, device=self.device), 0, 1)
@@ -191,7 +205,7 @@ class ResidentBench:
     def _run_layers(self, target: Target, num_rows: int, routing: list[np.ndarray] | None) -> None:
         target.embed(num_rows)
         for layer in range(self.spec.num_layers):
-            target.mix(layer, num_rows)
+            target.attend_and_route(layer, num_rows)
             moe = layer - self.spec.num_dense_layers
             if moe >= 0:
                 target.run_experts(self.table[moe], num_rows)
@@ -214,7 +228,7 @@ class ResidentBench:
         tokens = [target.tokens[:1].clone()]
         for index in range(num_tokens - 1):
             target.begin(tokens[-1], len(prompt) + index, 1)
-            target.forward(1)
+            self._passes[1].replay()
             tokens.append(target.tokens[:1].clone())
         return torch.cat(tokens).tolist()
 
@@ -226,7 +240,7 @@ class ResidentBench:
         draft_tokens, draft_routing = [], []
         for position in range(len(prompt) - DRAFT_TOKENS, len(prompt)):
             draft.begin(prompt[position], position)
-            draft.step()
+            self._step.replay()
             draft_tokens.append(draft.tokens[:1].clone())
             draft_routing.append(draft.routing[0].clone())
         return agreement.Behaviour(
@@ -237,18 +251,32 @@ class ResidentBench:
         )
 
 
-def draft_row(name: str, draft: Draft, model: FullSize, prompt: list[int], goal: float | None = None) -> Row:
-    """A draft step's time, of `DRAFT_STEPS` in a row after `prompt`, beside the time of its bytes."""
+def capture_step(draft: Draft) -> Graph:
+    draft.begin(0, 0)
+    return Graph(draft.step)
+
+
+def draft_row(
+    name: str, draft: Draft, step: Graph, model: LoadedModel, prompt: list[int], goal: float | None = None
+) -> Row:
+    """The time of a draft step, of `DRAFT_STEPS` in a row after `prompt`, beside the time of its bytes."""
     floor = ms_at(StepBytes(model.spec, PROMPT_TOKENS + 8).draft(int4.int4_expert_bytes(model.int4)))
 
     def steps(index: int) -> None:
         draft.begin(prompt[-1], PROMPT_TOKENS - 1)
         for _ in range(DRAFT_STEPS):
-            draft.step()
+            step.replay()
 
     sample = device_ms(steps, per_repeat=4)
     per_step = Sample(tuple(ms / DRAFT_STEPS for ms in sample.values))
     return Row(name, "ms", per_step, floor, goal, note=f"{DRAFT_STEPS} replays in a row, no host sync")
+
+
+def unfused_row(model: LoadedModel, budget: DeviceBudget, prompt: list[int]) -> Row:
+    """The draft step without the fused INT4 kernels."""
+    cache = GpuKVCache(model.spec, CAPACITY, DTYPE, budget.device)
+    draft = UnfusedDraft(model.int4_layers(), model.weights, model.int4, cache, DRAFT_STEPS + 4)
+    return draft_row("draft step, graph, 1 row, INT4 unfused", draft, capture_step(draft), model, prompt)
 
 
 def _replay(graph: Graph, index: int) -> None:

@@ -1,4 +1,4 @@
-"""The bench's first half: experts in host memory, the device under an imposed cap."""
+"""Sections with experts in host memory, and device memory capped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from bench.measure import Sample, device_ms, host_ms
 from bench.report import Report, Row
 from specter.errors import SpecterError
 from specter.models.cuda.arena import open_arena
-from specter.models.cuda.device_pass import DevicePasses
-from specter.models.cuda.full_size import DTYPE, FullSize
+from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.prefill import LayerStream, prefill
-from specter.models.cuda.target import Target
-from specter.models.cuda.weights import GpuKVCache
+from specter.models.cuda.runner import ModelRunner, RunnerOptions
 from specter.timeline.cuda import CudaTimeline
 
 SHORT_PROMPT = 16
@@ -28,7 +26,7 @@ KV_CAPACITY = 2048
 class StreamingBench:
     """Loading, the machine's rates, and prefill with nothing resident."""
 
-    def __init__(self, model: FullSize, budget: DeviceBudget, report: Report, prompts: list[list[int]]) -> None:
+    def __init__(self, model: LoadedModel, budget: DeviceBudget, report: Report, prompts: list[list[int]]) -> None:
         self.model, self.budget, self.report, self.prompts = model, budget, report, prompts
         self.spec, self.device = model.spec, budget.device
         self.link_bytes_per_s = 0.0
@@ -65,19 +63,17 @@ class StreamingBench:
 
     def prefill(self) -> None:
         store = self.model.store
-        cache = GpuKVCache(self.spec, KV_CAPACITY, DTYPE, self.device)
-        arena = open_arena(2 * store.num_experts, self.model.codec, self.budget)
-        target = Target(self.model.weights, arena.flat.view(DTYPE), cache, LONG_PROMPT, pdl=self.device.type == "cuda")
-        passes = DevicePasses(target)
+        options = RunnerOptions(2 * store.num_experts, KV_CAPACITY, max_rows=LONG_PROMPT)
+        runner = ModelRunner(self.model, self.budget, options)
         timeline = CudaTimeline(self.device)
-        stream = LayerStream(store, arena, timeline)
+        stream = LayerStream(store, runner.arena, timeline)
         text = [token for prompt in self.prompts for token in prompt]
         floor = store.num_bytes / self.link_bytes_per_s * 1e3
         for num_tokens in (SHORT_PROMPT, LONG_PROMPT):
             tokens = (text * 3)[:num_tokens]
 
             def once(tokens: list[int] = tokens) -> None:
-                prefill(self.spec, passes.begin(tokens, 0, 1), stream, timeline)
+                prefill(self.spec, runner.target_pass(tokens, 0, 1), stream, timeline)
 
             sample = host_ms(once)
             row = Row(
@@ -87,7 +83,7 @@ class StreamingBench:
             self.report.add(row)
             self.report.summary[f"prefill{num_tokens}_over_floor"] = row.over_floor
             if num_tokens == SHORT_PROMPT:
-                self.short_logits = target.logits[0].clone()
+                self.short_logits = runner.target.logits[0].clone()
             before = timeline.totals()
             once()
             torch.cuda.synchronize()
@@ -95,7 +91,7 @@ class StreamingBench:
             self.report.facts[f"prefill {num_tokens}: lanes"] = dataclasses.asdict(lanes)
 
     def cap(self) -> None:
-        """The imposed cap held so far, and more than it is refused."""
+        """Checks that the cap has held so far, and that more than the cap is refused."""
         use = self.budget.use()
         self.report.facts["capped"] = dataclasses.asdict(use) | {
             "honoured": use.peak_reserved_bytes <= use.cap_bytes,
@@ -107,7 +103,7 @@ class StreamingBench:
         except SpecterError as refusal:
             self.report.facts["refused beyond the cap"] = refusal.what
             return
-        raise AssertionError(f"{num_slots} slots were given under a cap of {use.cap_bytes} bytes")
+        raise AssertionError(f"{num_slots} slots were allocated under a cap of {use.cap_bytes} bytes")
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, index: int) -> None:

@@ -29,7 +29,7 @@ from specter.results import adhoc_directory, run_id, write_run
 from specter.session import OnCommit, RunResult
 
 if TYPE_CHECKING:
-    from specter.models.cuda.live import DeviceLive
+    from specter.models.cuda.model import CudaModel
 
 
 def summary(config: RunConfig, result: RunResult) -> Table:
@@ -61,12 +61,12 @@ def summary(config: RunConfig, result: RunResult) -> Table:
     return table
 
 
-def load(resolved: ResolvedRun, console: Console) -> LiveModel | DeviceLive:
+def load(resolved: ResolvedRun, console: Console) -> LiveModel | CudaModel:
     """The model on the clock of the run."""
     if resolved.config.clock == "device":
-        from specter.models.cuda.live import DeviceLive  # kernels take seconds to import, and a GPU to run
+        from specter.models.cuda.model import CudaModel  # kernels take seconds to import, and a GPU to run
 
-        return DeviceLive.load(resolved, console)
+        return CudaModel.load(resolved, console)
     with make_progress(console) as progress:
         return LiveModel.load(resolved, progress)
 

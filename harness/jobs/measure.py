@@ -33,8 +33,8 @@ from specter.errors import SpecterError
 from specter.files import files_digest, write_whole
 from specter.memory import DoesNotFit
 from specter.models.checkpoint import Checkpoint
-from specter.models.cuda.live import LRU, DeviceLive
 from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.model import LRU, CudaModel
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.recording import Recording
 from specter.resolve import ResolvedRun, resolve
@@ -56,7 +56,7 @@ class Options(ExperimentOptions):
 
 
 class Runner(Protocol):
-    """Runs inputs: `specter.models.cuda.live.DeviceLive`."""
+    """Runs inputs: `specter.models.cuda.model.CudaModel`."""
 
     notes: Notes
 
@@ -209,7 +209,7 @@ def publish(runs: Runs, out: Path) -> None:
 def origin(config: RunConfig, where: dict[str, Any]) -> str:
     """A digest of what measured runs depend on: the device, the code, the packages, the checkpoint and its draft."""
     kept: Notes = {key: where[key] for key in provenance.MACHINE if key in where}
-    kept["code"] = code_digest("specter.models.cuda.live", "baselines")
+    kept["code"] = code_digest("specter.models.cuda.model", "baselines")
     kept["checkpoint"] = Checkpoint.open(config.model.checkpoint).digest()
     kept["draft"] = files_digest(Path(config.model.quantized), "*.safetensors", "*config.json")
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
@@ -227,7 +227,7 @@ def main(options: Options) -> None:
     num_todo = sum(not run.is_finished for run in runs.each)
     title = f"measure {options.experiment} {options.model} {options.dataset}"
     notes = {key: str(where[key]) for key in NOTED if key in where}
-    measure(runs, lambda config: DeviceLive.load(resolve(config), Console(stderr=True)), notes, title)
+    measure(runs, lambda config: CudaModel.load(resolve(config), Console(stderr=True)), notes, title)
     check_lossless(runs)
     write_whole(options.manifest, manifest_text(entries(runs), {**notes, "origin": name}))
     publish(runs, options.out)

@@ -9,13 +9,14 @@ import torch
 
 from bench import int4
 from bench.int4 import Backends, Rows, chosen_codes, int4_expert_bytes
+from bench.int4_prefill import reference_prefill
 from specter.experts.store import RawCodec
 from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.cuda.arena import DeviceArena
 from specter.models.spec import ModelSpec
 from specter.quantize.rtn import quantize_rtn
-from tests.helpers import TINY
+from tests.helpers import TINY, TINY_QWEN
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPEC: ModelSpec = dataclasses.replace(
@@ -62,3 +63,23 @@ def test_backends_agree(outputs: dict[str, torch.Tensor]) -> None:
     assert reference.abs().max() > 0.1
     for name, result in outputs.items():
         torch.testing.assert_close(result, reference, atol=1e-3, rtol=1e-3, msg=name)
+
+
+def test_prefill_by_experts_is_prefill_by_rows() -> None:
+    spec = dataclasses.replace(TINY_QWEN, hidden=64, expert_inter=32)
+    torch.manual_seed(0)
+    shapes = ((32, 64), (32, 64), (64, 32))
+    gate, up, down = (quantize_rtn(torch.randn(spec.num_experts, *shape) / 8, 32) for shape in shapes)
+    drawn = int4.Rows.random(spec, torch.bfloat16, "cpu")
+    parts = (part.split(1) for part in (drawn.x, drawn.logits, drawn.chosen, drawn.weights))
+    rows = [int4.Rows(*row) for row in zip(*parts, strict=True)]
+    out = torch.empty(len(rows), spec.hidden)
+    assert reference_prefill(0, rows, (gate, up, down), out) == len(drawn.chosen.unique())
+    gates, ups, downs = (part.dequantize(torch.float32) for part in (gate, up, down))
+    for row, result in zip(rows, out, strict=True):
+        x = row.x[0].float()
+        expected = sum(
+            weight * (downs[e] @ (torch.nn.functional.silu(gates[e] @ x) * (ups[e] @ x)))
+            for e, weight in zip(row.chosen[0].tolist(), row.weights[0], strict=True)
+        )
+        assert (result - expected).norm() < 2e-2 * expected.norm()

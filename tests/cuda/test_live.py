@@ -8,7 +8,7 @@ import pytest
 
 from specter.config import SystemConfig
 from specter.models.cpu.live import RESIDENT
-from specter.models.cuda.live import LRU
+from specter.models.cuda.model import LRU
 from tests.helpers import load_system
 
 

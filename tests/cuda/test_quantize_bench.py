@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from bench import quantize
+from bench.__main__ import main
+from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.models.checkpoint import write_checkpoint
 from tests.cuda.test_inflation import NARROW, WIDE
@@ -24,7 +26,7 @@ def test_it_runs_and_says_what_is_extrapolated(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(quantize.FULL_SIZE, "large", LARGE)
     write_checkpoint(tmp_path / "narrow", SMALL, random_tensors(SMALL, seed=1))
     arguments = [f"checkpoint={tmp_path / 'narrow'}", "model=large", "device=cpu", "sequences=8", f"layers={layers}"]
-    quantize.main([*arguments, f"out={tmp_path / 'out.json'}", f"scratch={tmp_path / 'scratch'}"])
+    main(["quantize", *arguments, f"out={tmp_path / 'out.json'}", f"scratch={tmp_path / 'scratch'}"])
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["is_extrapolated"] == (layers == 1) and report["num_layers"] == (layers or 2)
     assert report["num_experts"] == report["num_layers"] * LARGE.num_experts
@@ -37,4 +39,4 @@ def test_it_runs_and_says_what_is_extrapolated(tmp_path: Path, monkeypatch: pyte
 def test_bad_arguments_are_refused(argument: str, tmp_path: Path) -> None:
     arguments = ["device=cpu", f"out={tmp_path / 'out.json'}", f"scratch={tmp_path}", argument]
     with pytest.raises(SpecterError, match=argument.partition("=")[2]):
-        quantize.run(quantize.parse_arguments(quantize.Options, arguments), Console())
+        quantize.run(parse_arguments(quantize.Options, arguments), Console())

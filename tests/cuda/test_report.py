@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
+from bench import kernels
 from bench.__main__ import main
 from bench.floors import StepBytes, ms_at
-from bench.inputs import Inputs
 from bench.kernels import SUMMARY_KEYS
 from bench.measure import Sample, share
 from bench.report import Report, Row
-from specter.models.cuda.full_size import FullSize
 from specter.models.full_size import FULL_SIZE
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
@@ -68,22 +67,56 @@ def test_the_shipped_reference_is_whole() -> None:
     assert content["provenance"]["gpu"] and content["provenance"]["driver_version"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "use kernels or quantize"),
+        (["rounds"], "bench rounds is unknown"),
+        (["kernels", "cap=3"], "cap_gb"),
+        (["kernels", "model=nothing"], "nothing.yaml does not exist"),
+        (["kernels", "pin=maybe"], "pin=maybe is unknown"),
+    ],
+)
+def test_bad_calls_are_errors_with_a_remedy(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_bad_calls_are_errors_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2 and "use kernels" in capsys.readouterr().err
-    assert main(["kernels", "cap=3"]) == 2 and "cap_gb" in capsys.readouterr().err
-    assert main(["kernels"]) == 2 and "not available" in capsys.readouterr().err
+def test_a_missing_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["kernels"])
+    assert "not available" in capsys.readouterr().err
 
 
-def test_a_report_tells_quantized_experts_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["kernels", "--help"])
+    assert "model=TEXT" in capsys.readouterr().out
+
+
+def test_the_provenance_tells_quantized_experts_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
-    model = SimpleNamespace(spec=SimpleNamespace(name="narrow"), digest=lambda: "1")
-    full = SimpleNamespace(spec=model.spec, checkpoint=model, codes=SimpleNamespace(method="gptq"))
-    budget = SimpleNamespace(device=torch.device("cpu"))
-    digests: list[Any] = []
+    narrow: Any = SimpleNamespace(spec=SimpleNamespace(name="narrow"), digest=lambda: "1")
+    model: Any = SimpleNamespace(spec=narrow.spec, checkpoint=narrow, codes=SimpleNamespace(method="gptq"))
+    budget: Any = SimpleNamespace(device=torch.device("cpu"))
+    digests: list[str] = []
     for codes in ("1", "2", "1"):
         (tmp_path / "model.safetensors").write_text(codes)
         (tmp_path / "quantization.json").write_text(str(len(digests)))  # its report, which has times
-        report = Inputs(quantized=tmp_path).report(tmp_path / "out.json", cast(FullSize, full), cast(Any, budget))
-        digests.append(report.provenance["int4_sha256"])
+        digests.append(kernels.provenance_of(kernels.Options(), model, tmp_path, budget)["int4_sha256"])
     assert digests[0] == digests[2] != digests[1]
+
+
+def test_a_failed_section_does_not_end_the_bench(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    report = Report(tmp_path / "bench.json", {})
+    kernels.run_section("bad", fail, report, Console(quiet=True))
+    kernels.run_section("good", lambda: None, report, Console(quiet=True))
+    content = json.loads(report.path.read_text())
+    assert content["skipped"] == {"bad": "FAILED: RuntimeError: no"}
+    assert {"seconds: bad", "seconds: good"} <= set(content["facts"])

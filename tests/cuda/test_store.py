@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -164,10 +165,8 @@ def test_an_unfilled_payload_is_nan() -> None:
     assert gate_up.isnan().all() and down.isnan().all()
 
 
-def test_available_memory(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    assert host_available_bytes() > 2**20
-    with pytest.raises(SpecterError, match="does not tell"):
-        host_available_bytes(tmp_path / "none")
+def test_available_memory_is_of_this_machine() -> None:
+    assert 2**20 < host_available_bytes() < psutil.virtual_memory().total
 
 
 def test_the_device_budget_names_what_is_missing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,3 +37,14 @@ def _exact_dot(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(total.astype(d.data.dtype), d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture(autouse=True)
+def _small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runners launch few large blocks: the interpreter pays per program."""
+    from specter.models.cuda import runner
+    from tests.kernels.test_gpu_decoder import DRAFT, TARGET
+
+    monkeypatch.setattr(runner, "Target", partial(runner.Target, tuning=TARGET))
+    monkeypatch.setattr(runner, "Draft", partial(runner.Draft, tuning=DRAFT))
+    monkeypatch.setattr(runner, "UnfusedDraft", partial(runner.UnfusedDraft, tuning=DRAFT))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from bench.unfused import UnfusedDraft
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
@@ -17,11 +18,10 @@ from specter.experts.policies.lru import LruEviction
 from specter.experts.residency import Residency
 from specter.experts.transfer import Backend, Mover, Transfer
 from specter.kernels import pinned_io
-from specter.models.cuda.device_pass import DevicePasses
-from specter.models.cuda.model import DeviceModel
-from specter.models.cuda.target import Target
+from specter.models.base import Proposal, TargetPass
+from specter.models.cuda.runner import ModelRunner, RunnerOptions
+from specter.models.cuda.unfused import UnfusedDraft
 from specter.models.spec import ExpertId
-from specter.quantize.int4 import Int4Matrices
 from specter.recording import RecordingModel
 from specter.speculation.accept import TokenSampler
 from specter.timeline.base import Timeline
@@ -30,8 +30,8 @@ from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware
 from specter.timeline.stress import StressedTimeline
 from specter.timeline.virtual import VirtualTimeline
-from tests.helpers import quantize
-from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, TARGET, Models, _layer, models, tokens_of
+from tests.cuda.fakes import any_budget
+from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, Models, models, tokens_of
 
 __all__ = ["models"]  # the fixture
 DEV = torch.device(DEVICE)
@@ -64,39 +64,62 @@ def test_a_ring_keeps_its_order_however_far_the_device_lags() -> None:
     assert received == [True] * 9
 
 
+def make_runner(models: Models, num_slots: int, kv_capacity: int = CAPACITY, **options: Any) -> ModelRunner:
+    return ModelRunner(
+        models.loaded, any_budget(), RunnerOptions(num_slots, kv_capacity, max_rows=16, max_draft_len=8, **options)
+    )
+
+
+def runner_with_all(models: Models) -> tuple[ModelRunner, NDArray[np.int64]]:
+    """A runner whose slots hold every expert, in a random order, and its slot table [MoE layers, E]."""
+    spec = models.weights.spec
+    num_slots = spec.num_moe_layers * spec.num_experts
+    runner = make_runner(models, num_slots)
+    table = np.random.default_rng(1).permutation(num_slots).reshape(spec.num_moe_layers, -1)
+    for layer, slots in enumerate(table.tolist()):
+        for expert, slot in enumerate(slots):
+            runner.move(ExpertId(layer, expert), slot)
+    return runner, table
+
+
+def synchronize() -> None:
+    if DEV.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
-    tokens, target = tokens_of(2).tolist(), models.target
-    assert target.slot_table is not None
-    resident = DevicePasses(target, is_resident=True).begin(tokens, 0, 2)
-    assert [resident.attend_and_route(layer) for layer in range(SPEC.num_layers)] == [None] * SPEC.num_layers
-    expected = list(resident.outputs())
-    table = target.slot_table.cpu().numpy()
-    one = DevicePasses(target).begin(tokens, 0, 2)
+    tokens, spec = tokens_of(2).tolist(), models.weights.spec
+    resident = make_runner(models, spec.num_moe_layers * spec.num_experts, is_resident=True)
+    one: TargetPass = resident.target_pass(tokens, 0, 2)
+    assert [one.attend_and_route(layer) for layer in range(SPEC.num_layers)] == [None] * SPEC.num_layers
+    synchronize()
+    expected = list(one.outputs())
+    runner, table = runner_with_all(models)
+    one = runner.target_pass(tokens, 0, 2)
     for layer in range(SPEC.num_layers):
         routing = one.attend_and_route(layer)
         assert (routing is None) == (layer < SPEC.num_dense_layers)
         if routing is None:
             continue
-        target.results.fill_(torch.nan)
-        if DEV.type == "cuda":
-            torch.cuda.synchronize()
+        runner.target.results.fill_(torch.nan)
+        synchronize()
         experts = np.unique(routing).tolist()
         for wave in (experts[::2], experts[1::2]):
             one.run_experts(layer, wave, table[layer - SPEC.num_dense_layers, wave].tolist())
         one.combine(layer)
     outputs = one.outputs()
-    if DEV.type == "cuda":
-        torch.cuda.synchronize()
-    assert outputs.tolist() == expected
-    last = DevicePasses(target, is_resident=True).begin(tokens, 0, 1)
+    synchronize()
+    assert list(outputs) == expected
+    last = resident.target_pass(tokens, 0, 1)
     last.attend_and_route(0)
-    assert last.outputs().tolist() == expected[1:]
+    synchronize()
+    assert list(last.outputs()) == expected[1:]
 
 
 class RunAsGraph:
     """What capturing does where there are no graphs: it warms up, too."""
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    def __init__(self, run: Callable[[], object]) -> None:
         run()
         self.replay = run
 
@@ -108,26 +131,25 @@ def test_a_short_pass_is_launched_as_a_longer_one_that_was_captured(
 
 
 def check_short_pass(models: Models, monkeypatch: pytest.MonkeyPatch) -> int:
-    """With and without a row behind its own, a pass says the same, whatever capturing has read.
+    """With and without a padding row, a pass yields the same, whatever capturing has read.
 
-    Returns how many results of that row were read without having been written.
+    Returns how many results of the padding row were read without having been written.
     """
-    if DEV.type == "cpu":
-        monkeypatch.setattr("specter.models.cuda.device_pass.Graph", RunAsGraph)
-    tokens, target, spec = tokens_of(2, seed=4).tolist(), models.target, models.weights.spec
-    assert target.slot_table is not None
-    table = target.slot_table.cpu().numpy()
+    tokens, spec = tokens_of(2, seed=4).tolist(), models.weights.spec
     outputs, routings, num_left_out = [], [], 0
     for captured in ((), (1, 3)):
-        passes = DevicePasses(target)
+        runner, table = runner_with_all(models)
+        if DEV.type == "cpu":
+            monkeypatch.setattr("specter.models.cuda.runner.Graph", RunAsGraph)
+            monkeypatch.setattr(runner, "_uses_graphs", True)
+        target = runner.target
         target.results.fill_(torch.nan)  # as of slots that hold nothing yet
-        for num_rows in captured:
-            passes.capture(num_rows)
-        one = passes.begin(tokens, 0, 2)
+        runner.capture(captured)
+        assert len(runner.graphs) == len(captured) * (2 + spec.num_layers + spec.num_moe_layers)
+        one = runner.target_pass(tokens, 0, 2)
         for layer in range(spec.num_layers):
             routing = one.attend_and_route(layer)
-            if DEV.type == "cuda":
-                torch.cuda.synchronize()
+            synchronize()
             if routing is not None:
                 assert routing.shape == (2, spec.top_k)
                 routings.append(routing.copy())
@@ -136,52 +158,70 @@ def check_short_pass(models: Models, monkeypatch: pytest.MonkeyPatch) -> int:
                     num_left_out += len(set(target.routing.chosen[2].tolist()) - set(experts))
                 one.run_experts(layer, experts, table[layer - spec.num_dense_layers, experts].tolist())
                 one.combine(layer)
-        outputs.append(one.outputs())
-        if DEV.type == "cuda":
-            torch.cuda.synchronize()
-        outputs[-1] = outputs[-1].tolist()
+        tokens_out = one.outputs()
+        synchronize()
+        outputs.append(list(tokens_out))
     assert outputs[0] == outputs[1] and len(outputs[0]) == 2
     half = len(routings) // 2
     assert all((mine == other).all() for mine, other in zip(routings[:half], routings[half:], strict=True))
-    assert passes._num_launched(2, CAPACITY - 3, 2) == 3 and passes._num_launched(2, CAPACITY - 2, 2) == 2
-    assert passes._num_launched(2, 0, 1) == 2, "the outputs of a graph are of all its rows"
+    assert runner.num_launched(2, CAPACITY - 3, 2) == 3 and runner.num_launched(2, CAPACITY - 2, 2) == 2
+    assert runner.num_launched(2, 0, 1) == 2, "the outputs of a graph are of all its rows"
     return num_left_out
 
 
+def test_captured_parts_are_replayed_and_captured_once(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class FakeGraph:
+        def __init__(self, run: Callable[[], object]) -> None:
+            made.append("captured")
+
+        def replay(self) -> None:
+            made.append("replayed")
+
+    runner = make_runner(models, 4)
+    monkeypatch.setattr("specter.models.cuda.runner.Graph", FakeGraph)
+    monkeypatch.setattr(runner, "_uses_graphs", True)
+    runner.capture({2})
+    num_parts = 2 + SPEC.num_layers + SPEC.num_moe_layers
+    assert made == ["captured"] * num_parts
+    runner.capture({2}, predicts_next=True)
+    assert made == ["captured"] * (num_parts + SPEC.num_moe_layers - 1), "only what was missing"
+    runner.capture({2}, predicts_next=True)
+    made.clear()
+    one = runner.target_pass([1, 2], 0, 2)
+    for layer in range(SPEC.num_layers):
+        one.attend_and_route(layer)
+        if layer >= SPEC.num_dense_layers:
+            if layer + 1 < SPEC.num_layers:
+                one.predict_next(layer)
+            one.run_experts(layer, [0], [0])
+            one.combine(layer)
+    one.outputs()
+    assert made == ["replayed"] * (SPEC.num_layers + 3 * SPEC.num_moe_layers)
+
+
 def test_a_pass_that_does_not_fit_is_refused(models: Models) -> None:
-    with pytest.raises(SpecterError, match="49 rows"):
-        DevicePasses(models.target).begin([1] * 49, 0, 1)
+    with pytest.raises(SpecterError, match="17 rows"):
+        make_runner(models, 4).target_pass([1] * 17, 0, 1)
 
 
 def engine(
     models: Models, k: int, num_slots: int, stress_seed: int | None = None, mover: Mover | None = None
 ) -> Engine:
     """On the device clock where there is a device, graphs included."""
-    spec, is_device = models.weights.spec, DEV.type == "cuda"
-    arena = torch.full((num_slots, spec.expert_params + 32), torch.nan, device=DEV)
-    store = {
-        ExpertId(layer, expert): models.cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
-        for layer in range(spec.num_moe_layers)
-        for expert in range(spec.num_experts)
-    }
-    if is_device:
-        store = {expert: payload.pin_memory() for expert, payload in store.items()}
-
-    def move(expert: ExpertId, slot: int) -> None:
-        arena[slot, : spec.expert_params].copy_(store[expert], non_blocking=True)
-
-    target = Target(models.weights, arena, models.cache, 16, None, pdl=False, tuning=TARGET)
-    model = DeviceModel(DevicePasses(target), models.draft, is_graphed=is_device)
+    spec = models.weights.spec
+    runner = make_runner(models, num_slots)
+    runner.capture({k + 1})
     timeline: Timeline = VirtualTimeline(HARDWARE)
-    if is_device:
-        model.capture(k + 1)
+    if DEV.type == "cuda":
         timeline = CudaTimeline() if stress_seed is None else StressedTimeline(seed=stress_seed)
     costs = CostModel(spec, 16, CAPACITY)
     pool = Pool(layer_quotas(num_slots, spec.num_moe_layers), spec.num_experts, costs.payload_bytes)
-    transfer = Transfer(Backend(timeline, mover or move), costs.payload_bytes)
+    transfer = Transfer(Backend(timeline, mover or runner.move), costs.payload_bytes)
     cache = ExpertCache(Residency(num_slots), LruEviction(pool), transfer)
     planner = PLANNERS["deadline" if k else "none"](pool)
-    return Engine(RecordingModel(model), TokenSampler(), cache, timeline, costs, planner, k, NextLayerPredictor())
+    return Engine(RecordingModel(runner), TokenSampler(), cache, timeline, costs, planner, k, NextLayerPredictor())
 
 
 def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:
@@ -251,20 +291,24 @@ def test_the_unfused_draft_computes_the_same(models: Models) -> None:
 
 
 def check_unfused(models: Models) -> None:
-    """What the ablation compares with must differ in speed alone."""
-    spec = models.weights.spec
-    codes = quantize(spec, models.cpu.store)
+    """The draft of the ablation differs in speed alone."""
+    draft = UnfusedDraft(
+        models.loaded.int4_layers(), models.weights, models.draft.experts, models.cache, 4, pdl=False, tuning=DRAFT
+    )
+    for one in (models.draft, draft):
+        one.begin(5, 0)
+        one.step()
+    assert torch.equal(draft.routing[0], models.draft.routing[0])
+    assert torch.equal(draft.counts, models.draft.counts)
+    assert (draft.logits - models.draft.logits).norm() < 2e-3 * models.draft.logits.norm()
 
-    def part(matrices: Int4Matrices, layer: int) -> Int4Matrices:
-        one = _layer(matrices, layer)
-        return Int4Matrices(one.codes.to(DEV), one.scales.to(DEV), one.zeros.to(DEV), one.group)
 
-    layers = [(part(codes.gate, m), part(codes.up, m), part(codes.down, m)) for m in range(spec.num_moe_layers)]
-    experts = models.draft.experts
-    unfused = UnfusedDraft(layers, models.weights, experts, models.cache, 4, pdl=False, tuning=DRAFT)
-    for draft in (models.draft, unfused):
-        draft.begin(5, 0)
-        draft.step()
-    assert torch.equal(unfused.routing[0], models.draft.routing[0])
-    assert torch.equal(unfused.counts, models.draft.counts)
-    assert (unfused.logits - models.draft.logits).norm() < 2e-3 * models.draft.logits.norm()
+def test_a_runner_drafts_without_fused_kernels_if_asked(models: Models) -> None:
+    drafted = []
+    for is_fused in (True, False):
+        runner = make_runner(models, 4, is_fused=is_fused)
+        runner.begin_draft(5, 0, lambda output, position: Proposal(0))
+        steps = [runner.draft_step() for _ in range(2)]
+        synchronize()
+        drafted.append([(step.proposal.token, step.routing.tolist()) for step in steps])
+    assert drafted[0] == drafted[1]

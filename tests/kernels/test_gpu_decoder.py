@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.experts.store import RawCodec
 from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda.draft import Draft
+from specter.models.cuda.graphs import Graph
+from specter.models.cuda.loaded_model import LoadedModel
+from specter.models.cuda.loading import load_store
+from specter.models.cuda.store import PinnedStore
 from specter.models.cuda.target import Target
 from specter.models.cuda.tuning import DraftTuning, TargetTuning
 from specter.models.cuda.weights import GpuKVCache, GpuWeights
 from specter.models.spec import ExpertId, ModelSpec
 from specter.quantize.int4 import Int4Matrices
+from tests.cuda.fakes import FakeLocker
 from tests.helpers import TINY, Live, quantize, random_live, run_pass
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,21 +51,28 @@ TARGET = TargetTuning(TILED, TILED, TILED, TILED, TILED, TILED, TILED)
 @dataclass
 class Models:
     cpu: Live
-    weights: GpuWeights
+    loaded: LoadedModel
     cache: GpuKVCache
     target: Target
     draft: Draft
 
+    @property
+    def weights(self) -> GpuWeights:
+        return self.loaded.weights
+
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return build_models(tmp_path_factory.mktemp("tiny"), SPEC)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    models = build_models(tmp_path_factory.mktemp("tiny"), SPEC)
+    yield models
+    models.loaded.store.close()
 
 
 def build_models(directory: Path, spec: ModelSpec) -> Models:
     """A random model on both sides; every expert has a slot."""
     cpu = random_live(directory, spec, tile=16, capacity=CAPACITY)
-    weights = GpuWeights.load(spec, Checkpoint.open(directory).tensor, DEVICE, torch.float32)
+    loaded = load_tiny(directory, cpu, torch.float32)
+    weights = loaded.weights
     cache = GpuKVCache(spec, CAPACITY, torch.float32, DEVICE)
     num_slots = spec.num_moe_layers * spec.num_experts
     table = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1)).int()
@@ -65,12 +82,23 @@ def build_models(directory: Path, spec: ModelSpec) -> Models:
         for expert in range(spec.num_experts):
             payload = cpu.store.payload(ExpertId(layer, expert)).view(torch.float32)
             arena[int(table[layer, expert]), : spec.expert_params] = payload
-    packed = PackedExperts.empty(spec, 128, DEVICE)
-    codes = quantize(spec, cpu.store)
+    target = Target(weights, arena.to(DEVICE), cache, 48, slot_table=table.to(DEVICE), pdl=False, tuning=TARGET)
+    return Models(cpu, loaded, cache, target, Draft(weights, loaded.int4, cache, 8, pdl=False, tuning=DRAFT))
+
+
+def load_tiny(directory: Path, cpu: Live, dtype: torch.dtype) -> LoadedModel:
+    """The checkpoint in `directory` as a runner reads it, with a round-to-nearest draft."""
+    checkpoint = Checkpoint.open(directory)
+    spec = checkpoint.spec
+    codec, store = RawCodec(dtype, spec.expert_inter, spec.hidden), None
+    if DEVICE == "cpu":
+        store = PinnedStore(codec, spec.num_moe_layers, spec.num_experts, "require", FakeLocker(), lambda: 2**40)
+    store, report = load_store(checkpoint, codec, Console(file=io.StringIO()), store=store)
+    weights = GpuWeights.load(spec, checkpoint.tensor, DEVICE, dtype)
+    codes, packed = quantize(spec, cpu.store), PackedExperts.empty(spec, 128, DEVICE)
     for layer in range(spec.num_moe_layers):
         packed.set_layer(layer, *(_layer(part, layer) for part in (codes.gate, codes.up, codes.down)))
-    target = Target(weights, arena.to(DEVICE), cache, 48, table.to(DEVICE), pdl=False, tuning=TARGET)
-    return Models(cpu, weights, cache, target, Draft(weights, packed, cache, 8, pdl=False, tuning=DRAFT))
+    return LoadedModel(spec, checkpoint, codes, "same", checkpoint, codec, store, report, weights, packed)
 
 
 def _layer(matrices: Int4Matrices, layer: int) -> Int4Matrices:
@@ -95,7 +123,7 @@ def check_models(models: Models, num_rows: int = 17) -> None:
     decoder.reset()
     expected = run_pass(decoder, models.cpu.store, tokens.tolist(), 0)
     models.target.begin(tokens.to(DEVICE), 0, num_rows)
-    models.target.forward(num_rows)
+    models.target.run(num_rows)
     logits = torch.stack(expected.outputs)
     assert distance(models.target.logits[:num_rows], logits) < 1e-5
     assert models.target.tokens[:num_rows].tolist() == logits.argmax(-1).tolist()
@@ -105,7 +133,7 @@ def check_models(models: Models, num_rows: int = 17) -> None:
     for row in (0, num_rows - 1):  # plain decoding has the same bits
         models.cache.entries[:, row:] = torch.nan
         models.target.begin(tokens[row : row + 1].to(DEVICE), row, 1)
-        models.target.forward(1)
+        models.target.run(1)
         assert torch.equal(models.target.logits[0], verified[row])
         assert torch.equal(models.cache.entries[:, row], kv[:, row])
         models.cache.entries.copy_(kv)
@@ -135,7 +163,7 @@ def test_a_pass_must_fit(models: Models) -> None:
 
 def test_a_pass_chooses_no_padding(models: Models) -> None:
     weights = dataclasses.replace(models.weights, num_tokens=60)
-    target = Target(weights, models.target.arena, models.cache, 2, None, pdl=False, tuning=TARGET)
+    target = Target(weights, models.target.arena, models.cache, 2, pdl=False, tuning=TARGET)
     target.begin(tokens_of(2).clamp(max=59).to(DEVICE), 0, 2)
     target.scaled.zero_()
     target.scaled[:, 0] = 1.0
@@ -159,20 +187,26 @@ def check_graphs(models: Models, temperature: float | None) -> None:
     """Graphs whose kernels are launched early against kernels launched one by one, bit for bit."""
     said = []
     for pdl in (False, True):
-        draft = Draft(models.weights, models.draft.experts, models.cache, 8, 3, temperature, pdl, DRAFT)
+        draft = Draft(
+            models.weights, models.draft.experts, models.cache, 8, seed=3, temperature=temperature, pdl=pdl,
+            tuning=DRAFT,
+        )  # fmt: skip
         target = Target(
-            models.weights, models.target.arena, models.cache, 8, models.target.slot_table, 3, temperature, pdl, TARGET
-        )
+            models.weights, models.target.arena, models.cache, 8, slot_table=models.target.slot_table, seed=3,
+            temperature=temperature, pdl=pdl, tuning=TARGET,
+        )  # fmt: skip
+        step, run = draft.step, partial(target.run, 8)
         if pdl:
-            draft.capture()
-            target.capture(8)
+            draft.begin(0, 0)
+            target.place(8, 0, 8)
+            step, run = Graph(draft.step).replay, Graph(run).replay  # type: ignore[assignment]
         models.cache.entries.zero_()
         draft.begin(5, 0)
         for _ in range(8):
-            draft.step()
+            step()
         drafted = [part.clone() for part in (draft.tokens, draft.routing, draft.counts, draft.logits)]
         target.begin(tokens_of(8).to(DEVICE), 8, 8)
-        target.forward(8)
+        run()
         said.append([*drafted, target.tokens[:8].clone(), target.logits[:8].clone(), models.cache.entries.clone()])
     for alone, together in zip(*said, strict=True):
         assert torch.equal(alone, together)

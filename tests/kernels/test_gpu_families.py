@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
-import torch
 
 from specter.errors import SpecterError
 from specter.models.cuda.attention import check_served
-from specter.models.cuda.device_pass import DevicePasses
-from specter.models.cuda.target import Target
-from specter.models.cuda.weights import GpuKVCache
 from specter.models.spec import ModelSpec
 from tests.helpers import TINY, TINY_PHI, TINY_QWEN
-from tests.kernels.test_device_model import check_short_pass, check_unfused, engine
+from tests.kernels.test_device_model import check_short_pass, check_unfused, engine, make_runner
 from tests.kernels.test_gpu_decoder import (
     DEVICE,
-    TARGET,
     Models,
     build_models,
     check_graphs,
     check_models,
     tokens_of,
 )
-from tests.kernels.test_rivals import check_foresight
+from tests.kernels.test_rivals import check_prediction
 
 SPECS = {
     "qwen": dataclasses.replace(TINY_QWEN, num_layers=2, hidden=64, expert_inter=32, num_heads=2, num_kv_heads=2),
@@ -37,8 +33,10 @@ SPECS = {
 
 
 @pytest.fixture(scope="module", params=SPECS.values(), ids=SPECS.keys())
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return build_models(tmp_path_factory.mktemp("tiny"), request.param)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    models = build_models(tmp_path_factory.mktemp("tiny"), request.param)
+    yield models
+    models.loaded.store.close()
 
 
 def test_target_and_draft_are_the_cpu_decoder_and_verification_is_plain_decoding(models: Models) -> None:
@@ -52,8 +50,8 @@ def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:
     assert speculative.tokens == plain.tokens
 
 
-def test_what_the_next_router_foresees_is_the_cpu_decoders_word(models: Models) -> None:
-    check_foresight(models)
+def test_the_predicted_routing_is_the_cpu_decoders(models: Models) -> None:
+    check_prediction(models)
 
 
 def test_a_short_pass_is_launched_as_a_longer_one_that_was_captured(
@@ -73,13 +71,12 @@ def test_graphs_of_early_launches_say_what_single_launches_do(models: Models) ->
 
 
 def test_a_prompt_across_longropes_switch_is_refused(models: Models) -> None:
-    cache = GpuKVCache(models.weights.spec, 300, torch.float32, DEVICE)
-    passes = DevicePasses(Target(models.weights, models.target.arena, cache, 2, None, pdl=False, tuning=TARGET))
+    runner = make_runner(models, 1, kv_capacity=300)
     if not models.weights.spec.rope.short_factors:
-        passes.begin([1], 0, 1)
+        runner.target_pass([1], 0, 1)
         return
     with pytest.raises(SpecterError, match="cross the switch of LongRoPE"):
-        passes.begin([1], 0, 1)
+        runner.target_pass([1], 0, 1)
 
 
 @pytest.mark.parametrize(

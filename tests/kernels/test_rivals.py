@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from specter.build import build_engine
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
 from specter.errors import SpecterError
-from specter.experts.store import RawCodec
 from specter.experts.transfer import Backend, SendBack
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.base import Model
-from specter.models.checkpoint import Checkpoint
-from specter.models.cuda import bed, live
+from specter.models.cuda import model as cuda_model
 from specter.models.cuda.arena import DeviceArena
-from specter.models.cuda.bed import Bed
-from specter.models.cuda.device_pass import DevicePasses
+from specter.models.cuda.copies import WriteBack
 from specter.models.cuda.draft import Draft
-from specter.models.cuda.full_size import DTYPE, FullSize
-from specter.models.cuda.live import DeviceLive, allocated
-from specter.models.cuda.loading import load_store
-from specter.models.cuda.memory import DeviceBudget, DeviceUse
-from specter.models.cuda.own_draft import OwnMemory
-from specter.models.cuda.store import PinnedStore
-from specter.models.cuda.target import OUTPUT_ROWS, Target
-from specter.models.cuda.weights import GpuKVCache, GpuWeights, tensors_in
-from specter.models.cuda.write_back import WriteBack
+from specter.models.cuda.loaded_model import DTYPE, LoadedModel
+from specter.models.cuda.model import CudaModel, allocated
+from specter.models.cuda.runner import ModelRunner
+from specter.models.cuda.target import OUTPUT_ROWS
+from specter.models.cuda.weights import GpuKVCache, OwnMemory, tensors_in
 from specter.models.spec import ExpertId
 from specter.resolve import resolve
 from specter.session import Replayer, RunResult
@@ -44,41 +34,19 @@ from specter.timeline.base import Timeline, Work
 from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import load_hardware
 from specter.timeline.virtual import VirtualTimeline
-from tests.cuda.fakes import FakeLocker
-from tests.helpers import CONF, load_system, open_live, quantize, write_random
-from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, TARGET, Models, _layer, models, tokens_of
+from tests.cuda.fakes import any_budget, host_budget
+from tests.helpers import CONF, load_system, open_live, write_random
+from tests.kernels.test_device_model import runner_with_all
+from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, Models, load_tiny, models, tokens_of
 
 __all__ = ["models"]  # the fixture
 DEV = torch.device(DEVICE)
 IS_CUDA = DEV.type == "cuda"
 HARDWARE = load_hardware(CONF / "hardware" / "h200_pcie5.yaml")
-FORESEEING = ("lru_next_gate", "mixtral_speculative_loading")
+PREDICTING = ("lru_next_gate", "mixtral_speculative_loading")
 OWN_DRAFT = ("specmoeoff", "specmoeoff_tuned")
-RIVALS = (*FORESEEING, "mixtral_offloading", "specmoeoff")
+RIVALS = (*PREDICTING, "mixtral_offloading", "specmoeoff")
 PROMPT = [11]  # the interpreter pays per row
-
-
-class HostBudget:
-    """Stands for a device's memory where there is none."""
-
-    device = DEV
-
-    def __init__(self, num_bytes: int = 2**40) -> None:
-        self.num_bytes = num_bytes
-
-    def check(self, num_bytes: int, what: str) -> None:
-        if num_bytes > self.num_bytes:
-            raise SpecterError(f"{what} needs {num_bytes} bytes", "raise the budget")
-
-    def restart_peaks(self) -> None:
-        pass
-
-    def use(self) -> DeviceUse:
-        return DeviceUse(0, 0, 0, 0, 0)
-
-
-def host_budget(num_bytes: int = 2**40) -> DeviceBudget:
-    return cast(DeviceBudget, HostBudget(num_bytes))
 
 
 @pytest.fixture(scope="module")
@@ -101,31 +69,22 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def full(config: RunConfig) -> FullSize:
+def loaded(config: RunConfig) -> LoadedModel:
     directory = Path(config.model.checkpoint)
-    checkpoint = Checkpoint.open(directory)
-    codec = RawCodec(DTYPE, SPEC.expert_inter, SPEC.hidden)
-    store = None
+    return load_tiny(directory, open_live(directory), DTYPE)
+
+
+@pytest.fixture
+def device(served: CudaModel, monkeypatch: pytest.MonkeyPatch) -> CudaModel:
+    """On the device clock where there is a device."""
     if not IS_CUDA:
-        store = PinnedStore(codec, SPEC.num_moe_layers, SPEC.num_experts, "require", FakeLocker(), lambda: 2**40)
-    store, load = load_store(checkpoint, codec, Console(file=io.StringIO()), store=store)
-    weights = GpuWeights.load(SPEC, checkpoint.tensor, DEV, DTYPE)
-    codes = quantize(SPEC, open_live(directory).store)
-    packed = PackedExperts.empty(SPEC, 128, DEV)
-    for layer in range(SPEC.num_moe_layers):
-        packed.set_layer(layer, *(_layer(part, layer) for part in (codes.gate, codes.up, codes.down)))
-    return FullSize(SPEC, checkpoint, codes, "same", checkpoint, codec, store, load, weights, packed)
+        monkeypatch.setattr(cuda_model, "CudaTimeline", lambda device, trace: VirtualTimeline(HARDWARE, trace))
+    return served
 
 
 @pytest.fixture(scope="module")
-def device(full: FullSize) -> Iterator[DeviceLive]:
-    """On the device clock where there is a device."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bed, "Target", partial(Target, tuning=TARGET))
-        patch.setattr(live, "Bed", partial(Bed, make_draft=partial(Draft, tuning=DRAFT)))
-        if not IS_CUDA:
-            patch.setattr(live, "CudaTimeline", lambda device, trace: VirtualTimeline(HARDWARE, trace))
-        yield DeviceLive(full, DeviceBudget() if IS_CUDA else host_budget(), {})
+def served(loaded: LoadedModel) -> CudaModel:
+    return CudaModel(loaded, any_budget(), {})
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +94,11 @@ def results() -> dict[str, RunResult]:
 
 
 def configured(config: RunConfig, name: str) -> RunConfig:
-    num_tokens = 3 if name in (*FORESEEING, "mixtral_offloading") else 4  # a round with both plans
+    num_tokens = 3 if name in (*PREDICTING, "mixtral_offloading") else 4  # a round with both plans
     return dataclasses.replace(config, system=load_system(name), max_new_tokens=num_tokens)
 
 
-def run(name: str, device: DeviceLive, config: RunConfig, results: dict[str, RunResult]) -> RunResult:
+def run(name: str, device: CudaModel, config: RunConfig, results: dict[str, RunResult]) -> RunResult:
     if name not in results:
         results[name] = device.run(resolve(configured(config, name)), PROMPT, ())
     return results[name]
@@ -147,7 +106,7 @@ def run(name: str, device: DeviceLive, config: RunConfig, results: dict[str, Run
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_a_rival_is_plain_decoding_and_loads_what_it_loads_on_the_virtual_clock(
-    device: DeviceLive, config: RunConfig, results: dict[str, RunResult], name: str
+    device: CudaModel, config: RunConfig, results: dict[str, RunResult], name: str
 ) -> None:
     result, plain = run(name, device, config, results), run("lru", device, config, results)
     tokens = result.generation.tokens
@@ -157,7 +116,7 @@ def test_a_rival_is_plain_decoding_and_loads_what_it_loads_on_the_virtual_clock(
         assert name != "mixtral_offloading" or loads(replayed) == loads(result)
     else:  # on one clock, to the last nanosecond
         assert replayed.generation == result.generation
-    assert (result.recording.passes[0].predicted is not None) == (name in FORESEEING)
+    assert (result.recording.passes[0].predicted is not None) == (name in PREDICTING)
     assert (loads(result)["writeback"] > 0) == name.startswith("mixtral")
     assert (sum(one.num_prefetched for one in result.generation.rounds) > 0) == (name != "mixtral_offloading")
 
@@ -173,13 +132,13 @@ def loads(result: RunResult) -> dict[str, int]:
 
 
 def test_an_own_draft_works_on_a_copy_and_reads_the_prompt_itself(
-    device: DeviceLive, full: FullSize, config: RunConfig, results: dict[str, RunResult]
+    device: CudaModel, loaded: LoadedModel, config: RunConfig, results: dict[str, RunResult]
 ) -> None:
     result = run("specmoeoff", device, config, results)
-    assert result.metrics["allocated_draft_shared_bytes"] == full.weights.num_bytes
+    assert result.metrics["allocated_draft_shared_bytes"] == loaded.weights.num_bytes
     assert result.metrics["allocated_draft_kv_bytes"] == SPEC.num_layers * CAPACITY * SPEC.kv_width * 2
     one = result.recording.passes[1]
-    draft = Draft(full.weights, full.int4, GpuKVCache(SPEC, CAPACITY, DTYPE, DEV), 8, pdl=False, tuning=DRAFT)
+    draft = Draft(loaded.weights, loaded.int4, GpuKVCache(SPEC, CAPACITY, DTYPE, DEV), 8, pdl=False, tuning=DRAFT)
     for position, token in enumerate([*PROMPT, one.tokens[0]]):
         draft.begin(token, position)
         draft.step()
@@ -191,35 +150,37 @@ def test_an_own_draft_works_on_a_copy_and_reads_the_prompt_itself(
 
 
 @pytest.mark.parametrize(("name", "charged"), [("specmoeoff", "BF16"), ("specmoeoff_tuned", "INT4")])
-def test_a_record_says_what_the_draft_takes_and_what_it_is_charged(full: FullSize, name: str, charged: str) -> None:
-    own = OwnMemory.allocate(full.weights, CAPACITY, host_budget())
+def test_a_record_says_what_the_draft_takes_and_what_it_is_charged(
+    loaded: LoadedModel, name: str, charged: str
+) -> None:
+    own = OwnMemory.allocate(loaded.weights, CAPACITY, host_budget())
     said = allocated(own, load_system(name))
     assert said["draft_copy"] == f"BF16 on the device, charged to the budget as {charged}"
     assert allocated(None, load_system("lru")) == {}
 
 
-def test_an_own_draft_needs_memory_of_its_own(full: FullSize) -> None:
-    budget = host_budget(full.weights.num_bytes)
+def test_an_own_draft_needs_memory_of_its_own(loaded: LoadedModel) -> None:
+    budget = host_budget(loaded.weights.num_bytes)
     with pytest.raises(SpecterError, match="the draft's own weights and KV cache needs"):
-        OwnMemory.allocate(full.weights, CAPACITY, budget)
-    own = OwnMemory.allocate(full.weights, CAPACITY, host_budget())
-    pairs = list(zip(own.weights.tensors(), full.weights.tensors(), strict=True))
-    assert len(pairs) > len(full.weights.layers)
+        OwnMemory.allocate(loaded.weights, CAPACITY, budget)
+    own = OwnMemory.allocate(loaded.weights, CAPACITY, host_budget())
+    pairs = list(zip(own.weights.tensors(), loaded.weights.tensors(), strict=True))
+    assert len(pairs) > len(loaded.weights.layers)
     for copied, tensor in pairs:
         assert torch.equal(copied, tensor) and copied.data_ptr() != tensor.data_ptr()
 
 
-def test_what_the_next_router_foresees_is_the_cpu_decoders_word_and_disturbs_nothing(models: Models) -> None:
-    check_foresight(models)
+def test_the_predicted_routing_is_the_cpu_decoders_and_disturbs_nothing(models: Models) -> None:
+    check_prediction(models)
 
 
-def check_foresight(models: Models) -> None:
-    """One pass layer by layer beside the CPU decoder's, foreseeing behind every MoE layer but the last."""
-    tokens, target, decoder = tokens_of(3).tolist(), models.target, models.cpu.decoder
-    assert target.slot_table is not None
-    table, spec = target.slot_table.cpu().numpy(), target.weights.spec
+def check_prediction(models: Models) -> None:
+    """One pass layer by layer beside the CPU decoder's, predicting after every MoE layer but the last."""
+    runner, table = runner_with_all(models)
+    tokens, target, decoder = tokens_of(3).tolist(), runner.target, models.cpu.decoder
+    spec = target.weights.spec
     decoder.reset()
-    one, reference = DevicePasses(target).begin(tokens, 0, 3), decoder.target_pass(tokens, 0, 3)
+    one, reference = runner.target_pass(tokens, 0, 3), decoder.target_pass(tokens, 0, 3)
     for layer in range(spec.num_layers - 1):
         routing, expected = one.attend_and_route(layer), reference.attend_and_route(layer)
         moe = layer - spec.num_dense_layers
@@ -227,13 +188,13 @@ def check_foresight(models: Models) -> None:
             continue
         state = list(tensors_in([target.x, target.scaled, target.scales, target.router, target.shared, target.routing]))
         before = [tensor.clone() for tensor in state]
-        foreseen = one.predict_next(layer)
+        predicted = one.predict_next(layer)
         if IS_CUDA:
             torch.cuda.synchronize()
         assert all(torch.equal(*pair) for pair in zip(state, before, strict=True))
         assert np.array_equal(routing, expected)
-        assert np.array_equal(foreseen, reference.predict_next(layer))
-        assert not np.array_equal(foreseen, routing)
+        assert np.array_equal(predicted, reference.predict_next(layer))
+        assert not np.array_equal(predicted, routing)
         experts = np.unique(routing).tolist()
         for expert in experts:
             decoder.arena.write(expert, models.cpu.store.payload(ExpertId(moe, expert)))
@@ -245,15 +206,15 @@ def check_foresight(models: Models) -> None:
 
 @pytest.mark.parametrize(("prompt_len", "captured"), [(OUTPUT_ROWS, {1, OUTPUT_ROWS}), (OUTPUT_ROWS + 1, {1})])
 def test_a_prompts_pass_is_captured_only_where_prefill_can_launch_it(
-    device: DeviceLive, config: RunConfig, monkeypatch: pytest.MonkeyPatch, prompt_len: int, captured: set[int]
+    device: CudaModel, config: RunConfig, monkeypatch: pytest.MonkeyPatch, prompt_len: int, captured: set[int]
 ) -> None:
     asked: list[set[int]] = []
 
-    def capture(bed: Bed, row_counts: Iterable[int], foresees: bool) -> None:
+    def capture(runner: ModelRunner, row_counts: Iterable[int], *, predicts_next: bool) -> None:
         asked.append(set(row_counts))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Bed, "capture", capture)
+    monkeypatch.setattr(ModelRunner, "capture", capture)
     with pytest.raises(KeyboardInterrupt):
         device.run(resolve(dataclasses.replace(config, kv_capacity=128)), [1] * prompt_len, ())
     assert asked == [captured]
@@ -268,15 +229,15 @@ class _Dimensions:
 
 
 @pytest.mark.parametrize("name", ["mixtral_offloading", "mixtral_speculative_loading"])
-def test_what_a_swap_sends_back_arrives_on_the_host(full: FullSize, config: RunConfig, name: str) -> None:
+def test_what_a_swap_sends_back_arrives_on_the_host(loaded: LoadedModel, config: RunConfig, name: str) -> None:
     config = dataclasses.replace(config, system=load_system(name))
-    arena = DeviceArena(5, full.codec, DEV)
+    arena = DeviceArena(5, loaded.codec, DEV)
     content: dict[int, ExpertId] = {}
     left: list[ExpertId] = []
     opened: list[WriteBack] = []
 
     def move(expert: ExpertId, slot: int) -> None:
-        arena.write(slot, full.store.payload(expert))
+        arena.write(slot, loaded.store.payload(expert))
         content[slot] = expert
 
     def open_write_back(num_buffers: int) -> SendBack:
@@ -315,37 +276,37 @@ def test_what_a_swap_sends_back_arrives_on_the_host(full: FullSize, config: RunC
     [way] = opened
     assert len(way.buffers) == config.system.num_buffers == 4
     for number, expert in list(enumerate(left))[-4:]:
-        assert torch.equal(way.buffers[number % 4], full.store.payload(expert))
+        assert torch.equal(way.buffers[number % 4], loaded.store.payload(expert))
 
 
-def test_a_way_back_needs_a_buffer(full: FullSize) -> None:
+def test_a_way_back_needs_a_buffer(loaded: LoadedModel) -> None:
     with pytest.raises(SpecterError, match="without a buffer"):
-        WriteBack(DeviceArena(1, full.codec, DEV), 0)
+        WriteBack(DeviceArena(1, loaded.codec, DEV), 0)
 
 
 def test_runs_alike_share_slots_and_no_run_sees_the_last_ones_experts(
-    device: DeviceLive, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+    device: CudaModel, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(config, max_new_tokens=2)
     tokens = device.run(resolve(config), PROMPT, ()).generation.tokens
-    assert device._bed is not None
-    bed = device._bed[1]
+    runner = device.runner
+    assert runner is not None
     assert device.run(resolve(config), PROMPT, ()).generation.tokens == tokens
-    assert device._bed[1] is bed
-    monkeypatch.setattr(bed, "move", lambda expert, slot: None)
+    assert device.runner is runner
+    monkeypatch.setattr(runner, "move", lambda expert, slot: None)
     assert device.run(resolve(config), PROMPT, ()).generation.tokens != tokens
     device.run(resolve(dataclasses.replace(config, budget=BudgetConfig("high", policy="same_experts"))), PROMPT, ())
-    assert device._bed[1] is not bed
+    assert device.runner is not runner
 
 
 def test_what_does_not_draft_needs_no_draft_on_the_device(
-    device: DeviceLive, full: FullSize, config: RunConfig
+    device: CudaModel, loaded: LoadedModel, config: RunConfig
 ) -> None:
     config = dataclasses.replace(config, max_new_tokens=2)
     no_layers = dataclasses.replace(SPEC, num_layers=SPEC.num_dense_layers)
-    bare = dataclasses.replace(full, int4=PackedExperts.empty(no_layers, 128, DEV))
-    assert full.has_draft and not bare.has_draft
-    alone = DeviceLive(bare, device.budget, {})
+    bare = dataclasses.replace(loaded, int4=PackedExperts.empty(no_layers, 128, DEV))
+    assert loaded.has_draft and not bare.has_draft
+    alone = CudaModel(bare, device.budget, {})
     assert (
         alone.run(resolve(config), PROMPT, ()).generation.tokens
         == device.run(resolve(config), PROMPT, ()).generation.tokens
@@ -358,7 +319,7 @@ def test_what_does_not_draft_needs_no_draft_on_the_device(
 @pytest.mark.skipif(not IS_CUDA, reason="no CUDA device")
 @pytest.mark.parametrize("tier", ["low", "high", "smallest"])
 @pytest.mark.parametrize("name", [*RIVALS, "specmoeoff_tuned", "on_demand"])
-def test_rivals_on_the_device_are_plain_decoding(device: DeviceLive, config: RunConfig, name: str, tier: str) -> None:
+def test_rivals_on_the_device_are_plain_decoding(device: CudaModel, config: RunConfig, name: str, tier: str) -> None:
     config = dataclasses.replace(
         config, system=load_system(name), budget=BudgetConfig(tier, policy="same_experts"), max_new_tokens=24,
         warmup_tokens=4,

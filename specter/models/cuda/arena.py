@@ -1,15 +1,14 @@
-"""The slots of a GPU runtime: one flat device allocation, within the device budget.
-
-Which expert lies where, generations and events are `specter.experts.residency`'s; streams are the timeline's.
-"""
+"""The slots on a device: one flat allocation within the device budget. `specter.experts.residency` assigns them."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specter.experts.slots import SlotArena, stride_bytes
 from specter.experts.store import RawCodec
 from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.store import PinnedStore
 
 
 class DeviceArena(SlotArena):
@@ -17,14 +16,23 @@ class DeviceArena(SlotArena):
 
     @property
     def flat(self) -> Tensor:
-        """All slots, uint8 [num_slots, stride_bytes]; the payload first, then padding to the alignment."""
+        """All slots, uint8 [num_slots, stride_bytes]: a payload, then padding to the alignment."""
         return self._bytes
 
     def write_run(self, first_slot: int, payloads: Tensor) -> None:
-        """Copies payloads uint8 [n, payload_bytes] into n slots from `first_slot` on, in one copy."""
-        self._bytes[first_slot : first_slot + payloads.shape[0], : self.codec.payload_bytes].copy_(
-            payloads, non_blocking=True
-        )
+        """Copies payloads uint8 [n, payload_bytes] into the n slots from `first_slot` on, in one copy."""
+        slots = self._bytes[first_slot : first_slot + payloads.shape[0], : self.codec.payload_bytes]
+        slots.copy_(payloads, non_blocking=True)
+
+    def fill(self, store: PinnedStore, num_layers: int) -> Tensor:
+        """Copies every expert of the first MoE layers into slot layer * E + expert.
+
+        Returns this slot table, int32 [num_layers, E] on the device.
+        """
+        for layer in range(num_layers):
+            self.write_run(layer * store.num_experts, store.arena(layer))
+        slots = torch.arange(num_layers * store.num_experts, dtype=torch.int32)
+        return slots.view(num_layers, -1).to(self.flat.device)
 
 
 def open_arena(num_slots: int, codec: RawCodec, budget: DeviceBudget) -> DeviceArena:

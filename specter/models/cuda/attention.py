@@ -1,4 +1,4 @@
-"""The families' attention on the device, behind one form: rows of qkv in, rows of values out, the cache extended."""
+"""Attention of all families on the device: reads rows of qkv, appends to the cache, writes rows of values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_ROWS = 64  # rows whose partial sums are kept at a time
 
 
 class Attention(Protocol):
-    """Over one cache, with scratch of its own.
+    """Attention over one cache, with scratch buffers of its own.
 
-    Both take qkv [T, …] of layer `index`, the position of row 0, int32 [1] (complete before the pass's first kernel
-    starts), and write out [T, H * v]. `rows` gives a row the same bits in every pass; `row` takes one row, for the
-    draft, and may be another, faster way.
+    Both methods take qkv [T, …] of layer `index` and the position of row 0, int32 [1], complete before the pass's first
+    kernel starts, and write out [T, H * v]. `rows` gives a row the same bits in every pass; `row` takes the one row of
+    a draft step and can be faster.
     """
 
     def rows(self, index: int, qkv: Tensor, position: Tensor, out: Tensor) -> None: ...
@@ -49,7 +49,7 @@ class LatentAttention:
         mla.values(self._heads, self._partials, kv_b, position, out[0], self._pdl)
 
     def _attend(self, index: int, qkv: Tensor, position: Tensor) -> Tensor:
-        """Partial sums; returns the layer's kv_b."""
+        """Computes the partial sums; returns the layer's kv_b."""
         heads, cache, queries = self._heads, self._cache.entries[index], self._queries[: qkv.shape[0]]
         kv_b, kv_norm = self._kv[index]
         assert kv_b is not None and kv_norm is not None
@@ -59,7 +59,7 @@ class LatentAttention:
 
 
 class PlainAttention:
-    """Keys and values of their own, shared by groups of queries (`specter.kernels.gqa`)."""
+    """Multi-head or grouped-query attention (`specter.kernels.gqa`)."""
 
     def __init__(self, weights: GpuWeights, cache: GpuKVCache, num_rows: int, pdl: bool) -> None:
         self._cache, self._pdl = cache, pdl
@@ -76,7 +76,7 @@ class PlainAttention:
 
 
 def check_served(spec: ModelSpec) -> None:
-    """Raises SpecterError for heads or a router that the kernels do not serve, naming what to do."""
+    """Raises SpecterError, with a remedy, for heads or a router that the kernels do not support."""
     Rule.of(spec)
     if not spec.is_latent:
         gqa.Heads.of(spec, softmax_scale(spec))
@@ -86,7 +86,7 @@ def build_attention(weights: GpuWeights, cache: GpuKVCache, num_rows: int, pdl: 
     """The attention of the weights' family, for up to `num_rows` rows at a time.
 
     Raises:
-        SpecterError: heads that the kernels do not serve.
+        SpecterError: heads that the kernels do not support.
     """
     kind = LatentAttention if weights.spec.is_latent else PlainAttention
     return kind(weights, cache, num_rows, pdl)

@@ -1,7 +1,7 @@
-"""Expert copies by the driver's own call: addresses are known in advance, and a round has hundreds to issue.
+"""Expert copies through the driver's own call, with addresses computed once: a round issues hundreds.
 
-`Tensor.copy_` finds out about both tensors anew every time. The driver library is used, not the runtime's: it has one
-name in every CUDA version, and it is in the process as soon as a device is.
+`Tensor.copy_` inspects both tensors at every call. The driver library has one name in every CUDA version, unlike the
+runtime library, and is loaded in every process that uses a device.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from specter.errors import SpecterError
 from specter.experts.transfer import Mover
+from specter.kernels.pinned_io import pinned_zeros
 from specter.models.cuda.arena import DeviceArena
 from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ExpertId
@@ -21,9 +22,9 @@ _DRIVER = "libcuda.so.1"
 
 
 def load_driver(name: str = _DRIVER) -> Any:
-    """The driver library that the process has loaded. Raises SpecterError if there is none, or one without the copy."""
+    """The loaded driver library. Raises SpecterError if there is none, or if it lacks the copy."""
     try:
-        # Not CDLL: nobody else needs the interpreter for the microseconds of a call, and getting it back may take long.
+        # Not CDLL: it releases the interpreter lock for a call of microseconds, and regaining it can take longer.
         driver = ctypes.PyDLL(name)
         driver.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64)
         driver.cuMemcpyHtoDAsync_v2.restype = ctypes.c_int
@@ -35,17 +36,17 @@ def load_driver(name: str = _DRIVER) -> Any:
 
 
 class DriverMover:
-    """A `Mover`: one asynchronous copy on the current stream. Both sides must outlive it.
+    """A `Mover`: one asynchronous copy on the current stream.
 
     Args:
-        driver: tests put their own in its place.
+        driver: a fake one, in tests.
     """
 
     def __init__(self, arena: DeviceArena, store: PinnedStore, driver: Any = None) -> None:
         self._num_bytes = arena.codec.payload_bytes
         self._slots = [row.data_ptr() for row in arena.flat.unbind(0)]
         self._payloads = [[row.data_ptr() for row in store.arena(layer).unbind(0)] for layer in range(store.num_layers)]
-        self._held = arena.flat, store  # what the addresses are of
+        self._held = arena.flat, store  # keeps the memory behind the addresses
         self._device = arena.flat.device
         self._driver = driver if driver is not None else load_driver()
         self._copy = self._driver.cuMemcpyHtoDAsync_v2
@@ -64,3 +65,28 @@ def make_mover(arena: DeviceArena, store: PinnedStore) -> Mover:
     if arena.flat.is_cuda:
         return DriverMover(arena, store)
     return lambda expert, slot: arena.write(slot, store.payload(expert))
+
+
+class WriteBack:
+    """Copies a slot's payload into the next of a few page-locked buffers, on the current stream.
+
+    The buffers are never read: the store keeps every expert, and experts do not change. The copies load the link as a
+    system does that keeps an expert on one side only.
+
+    Attributes:
+        buffers: uint8 [num_buffers, payload_bytes].
+    Raises:
+        SpecterError: no buffers.
+    """
+
+    def __init__(self, arena: DeviceArena, num_buffers: int) -> None:
+        if num_buffers < 1:
+            raise SpecterError("swaps without a buffer on the host", "set system.num_buffers to 1 or more")
+        self.buffers = pinned_zeros((num_buffers, arena.codec.payload_bytes), torch.uint8, arena.flat.device)
+        self._payloads = arena.flat[:, : arena.codec.payload_bytes].unbind(0)
+        self._num_copied = 0
+
+    def __call__(self, slot: int) -> None:
+        buffer = self.buffers[self._num_copied % len(self.buffers)]
+        buffer.copy_(self._payloads[slot], non_blocking=True)
+        self._num_copied += 1

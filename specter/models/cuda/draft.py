@@ -1,7 +1,7 @@
-"""The draft step: one row, INT4 routed experts, eight kernels a layer (ten with LayerNorm), captured as one CUDA graph.
+"""The draft step: one row, INT4 routed experts, eight kernels a layer (ten with LayerNorm).
 
-Token, position and step number live on the device, so that K replays in a row need no host: the token that a
-step chooses is the one that the next step embeds. Tokens and routing reach the host through page-locked memory.
+Token, position and step number are on the device: a step embeds the token that the step before it chose, so K steps
+run in a row without the host.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
 from specter.models.cuda.attention import build_attention
-from specter.models.cuda.graphs import Graph
 from specter.models.cuda.tuning import DRAFT, DraftTuning
 from specter.models.cuda.weights import GpuKVCache, GpuWeights
 
 
 class Draft:
-    """The draft over a shared KV cache.
+    """The draft over a KV cache.
 
     Args:
-        max_steps: steps between two calls of `begin`.
+        max_steps: most steps between two calls of `begin`.
         temperature: None drafts greedily; otherwise tokens are argmax(logits / temperature + Gumbel(seed, position)).
         pdl: programmatic dependent launch.
 
-    Attributes:
-        tokens: int32 [max_steps], routing: int16 [max_steps, MoE layers, k], counts: int32 [MoE layers, E]: what
-            the steps since `begin` chose, on the device.
+    Attributes, all on the device:
+        tokens: int32 [max_steps], routing: int16 [max_steps, MoE layers, k], counts: int32 [MoE layers, E]: of the
+            steps since `begin`.
         logits: fp32 [1, V] of the last step.
     """
 
@@ -41,6 +40,7 @@ class Draft:
         experts: int4_moe.PackedExperts,
         cache: GpuKVCache,
         max_steps: int,
+        *,
         seed: int = 0,
         temperature: float | None = None,
         pdl: bool = True,
@@ -50,63 +50,50 @@ class Draft:
         self.weights, self.experts, self.cache, self.pdl, self.tuning = weights, experts, cache, pdl, tuning
         self._attention = build_attention(weights, cache, 1, pdl)
 
-        def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.feed, self.position, self.step_index = (room(1, dtype=torch.int32) for _ in range(3))
-        self.tokens = room(max_steps, dtype=torch.int32)
-        self.routing = room(max_steps, spec.num_moe_layers, spec.top_k, dtype=torch.int16)
-        self.counts = room(spec.num_moe_layers, spec.num_experts, dtype=torch.int32)
-        self.logits = room(1, spec.vocab, dtype=torch.float32)
-        self.x = room(1, spec.hidden, dtype=torch.float32)
-        self._scaled = room(1, spec.hidden)
+        self.feed, self.position, self.step_index = (zeros(1, dtype=torch.int32) for _ in range(3))
+        self.tokens = zeros(max_steps, dtype=torch.int32)
+        self.routing = zeros(max_steps, spec.num_moe_layers, spec.top_k, dtype=torch.int16)
+        self.counts = zeros(spec.num_moe_layers, spec.num_experts, dtype=torch.int32)
+        self.logits = zeros(1, spec.vocab, dtype=torch.float32)
+        self.x = zeros(1, spec.hidden, dtype=torch.float32)
+        self._scaled = zeros(1, spec.hidden)
         self._octets = Octets.empty(spec.hidden, device)
 
         def stream(block: int) -> Stream:
-            squares = room(1, -(-spec.hidden // block), dtype=torch.float32)
+            squares = zeros(1, -(-spec.hidden // block), dtype=torch.float32)
             return Stream(self.x, self._scaled, squares, spec.layer_norm)
 
         self._embedded = stream(select.BLOCK_D)
         self._attended = stream(tuning.out.block_n)
         self._dense_done = stream(tuning.dense_down.block_n)
         self._moe_done = stream(tuning.down.block_n)
-        self._qkv = room(1, weights.layers[0].qkv.shape[0])
-        self._values = room(1, spec.num_heads * spec.v_dim)
+        self._qkv = zeros(1, weights.layers[0].qkv.shape[0])
+        self._values = zeros(1, spec.num_heads * spec.v_dim)
         scratch = RowRouting.empty(self.routing[:, 0], self.counts[0], self.step_index, Rule.of(spec), spec.shared_gate)
         self._routings = [
             dataclasses.replace(scratch, history=self.routing[:, moe], counts=self.counts[moe])
             for moe in range(spec.num_moe_layers)
         ]
-        self._dense = room(spec.dense_inter)
-        self._shared = room(spec.shared_inter)
+        self._dense = zeros(spec.dense_inter)
+        self._shared = zeros(spec.shared_inter)
         self._inner = Octets.empty(spec.top_k * spec.expert_inter, device)
         self._select = select.Selection.empty(1, weights.num_tokens, device, seed, temperature)
-        self._graph: Graph | None = None
-
-    def capture(self) -> None:
-        """Captures the step; it writes KV at the first positions, so call it before the first prompt."""
-        self.begin(0, 0)
-        self._graph = Graph(self.run)
 
     def begin(self, token: int, position: int) -> None:
-        """The next step appends KV of `token` at `position`; steps and counts start anew. Asynchronous."""
+        """Starts a draft: the next step appends KV of `token` at `position`. Clears steps and counts. Asynchronous."""
         self.feed.fill_(token)
         self.position.fill_(position)
         self.step_index.zero_()
         self.counts.zero_()
 
     def step(self) -> None:
-        """One draft step on the current stream, by graph replay if it was captured."""
-        if self._graph is None:
-            self.run()
-        else:
-            self._graph.replay()
-
-    def run(self) -> None:
-        """The kernels of one step, launched one by one."""
+        """Launches the kernels of one step."""
         weights, spec, tuning, pdl = self.weights, self.weights.spec, self.tuning, self.pdl
         stream = self._embedded
-        # Not launched early: what follows it may then rely on everything before this step being complete.
+        # Without early launch: later kernels then find all work before this step complete.
         select.embed(self.feed, weights.embedding, stream, weights.layers[0].norm.gain, pdl=False)
         weights.layers[0].norm.finish(stream, spec.norm_eps, pdl)
         for index, layer in enumerate(weights.layers):

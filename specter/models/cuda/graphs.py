@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-_WARMUP_RUNS = 2  # compiles kernels and lets libraries allocate, neither of which may happen in a capture
+_WARMUP_RUNS = 2  # compiles kernels and lets libraries allocate, neither of which is allowed in a capture
 
 
 class Graph:
-    """A captured `run`, which must read and write fixed buffers.
+    """A captured `run`, which reads and writes fixed buffers.
 
-    `run` is executed for warming up too: capture before the first prompt, and reset afterwards what it counts.
+    Warm-up executes `run` too: capture between prompts, and reset the counters that it changes.
     """
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    def __init__(self, run: Callable[[], object]) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -28,5 +28,5 @@ class Graph:
             run()
 
     def replay(self) -> None:
-        """One replay on the current stream."""
+        """Replays once on the current stream."""
         self._graph.replay()

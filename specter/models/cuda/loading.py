@@ -1,4 +1,4 @@
-"""Fills the pinned store from a checkpoint, or straight from its inflation on the device."""
+"""Fills the pinned store from a checkpoint, or from its inflation on the device."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from specter.models.cuda.store import Pin, PinnedStore
 from specter.models.spec import ModelSpec
 
 _NUM_OPENERS = 3
-_NUM_AHEAD = 8  # layers open or being opened, and not filled yet
+_NUM_AHEAD = 8  # layers opened or being opened before they are filled
 
 
 class ExpertSource(Protocol):
-    """`Checkpoint` and `InflatedCheckpoint`, as far as loading goes."""
+    """The part of `Checkpoint` and `InflatedCheckpoint` that loading uses."""
 
     spec: ModelSpec
 
@@ -35,14 +35,14 @@ class ExpertSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """How loading went; `seconds` covers everything from the first allocation to the last byte."""
+    """Times of loading; `seconds` is from the first allocation to the last byte."""
 
     num_bytes: int
     seconds: float
-    layer_s: tuple[float, ...]  # of every layer
-    wait_s: float  # for memory, summed over threads, partly behind the copies
-    fault_s: float  # of faulting it in, likewise
-    lock_s: float  # of page-locking it, likewise
+    layer_s: tuple[float, ...]  # by layer
+    wait_s: float  # waiting for free memory, summed over threads; overlaps the copies
+    fault_s: float  # faulting pages in, likewise
+    lock_s: float  # page-locking, likewise
     is_pinned: bool
 
     @property
@@ -55,12 +55,12 @@ def load_store(
 ) -> tuple[PinnedStore, LoadReport]:
     """Loads every routed expert, layer by layer, with progress on `console`.
 
-    Memory is opened ahead by several threads, while payloads are computed and copied.
+    Several threads open memory ahead while payloads are computed and copied.
 
     Args:
         store: an empty store to fill, instead of one made with `pin`.
     Raises:
-        SpecterError: host memory is short or page-locking refused (see `PinnedStore`), or the source is damaged.
+        SpecterError: too little host memory, page-locking refused (see `PinnedStore`), or a damaged source.
     """
     spec = source.spec
     if store is None:
@@ -88,7 +88,7 @@ def load_store(
 
 @contextmanager
 def _opened(store: PinnedStore) -> Iterator[Iterator[Tensor]]:
-    """The store's arenas in order, opened by threads of their own ahead of the caller."""
+    """The store's arenas in order, opened ahead by other threads."""
     with ThreadPoolExecutor(_NUM_OPENERS) as openers:
         ahead = deque(openers.submit(store.open_layer, layer) for layer in range(min(_NUM_AHEAD, store.num_layers)))
 
@@ -106,7 +106,7 @@ def _opened(store: PinnedStore) -> Iterator[Iterator[Tensor]]:
 
 
 def _fill(arena: Tensor, codec: RawCodec, gate_up: Tensor, down: Tensor) -> None:
-    """From the device one contiguous copy per layer; on the host straight into place, without a second buffer."""
+    """One contiguous copy per layer from the device; on the host directly into place, without a second buffer."""
     if gate_up.is_cuda:
         arena.copy_(codec.pack(gate_up, down))
         return

@@ -1,42 +1,30 @@
-"""What the host and the device have to give, asked before it is taken.
+"""Available host memory, and the budget of device memory, checked before allocations.
 
-The device budget covers everything that the framework allocates on the device (weights, slots, KV cache, graphs);
-the driver's own context comes on top and is recorded beside it.
+The device budget covers all allocations of the framework on the device (weights, slots, KV cache, graphs). The driver's
+context is outside the budget and recorded beside it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from specter.errors import SpecterError
 
-_MEMINFO = Path("/proc/meminfo")
 
-
-def host_available_bytes(meminfo: Path = _MEMINFO) -> int:
-    """Host memory that can be taken now without swapping (Linux's MemAvailable).
-
-    Raises:
-        SpecterError: the system does not tell.
-    """
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    raise SpecterError(f"{meminfo} does not tell the available memory", "run on Linux")
+def host_available_bytes() -> int:
+    """Host memory that can be allocated now without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Device memory at one moment; peaks since the budget was opened, or `restart_peaks`."""
+    """Device memory now; peaks since the budget was made, or since `restart_peaks`."""
 
     peak_allocated_bytes: int  # tensors
-    peak_reserved_bytes: int  # tensors and the allocator's free blocks: what a cap is held against
+    peak_reserved_bytes: int  # tensors and the allocator's free blocks: what a cap limits
     context_bytes: int  # taken by the driver, libraries and other processes
     total_bytes: int
     cap_bytes: int
@@ -48,9 +36,9 @@ class DeviceBudget:
     def __init__(self, device: torch.device | str = "cuda", cap_bytes: int | None = None) -> None:
         """
         Args:
-            cap_bytes: most bytes that may be allocated; None is all that is free now.
+            cap_bytes: most bytes to allocate; None is all that is free now.
         Raises:
-            SpecterError: no such device, or a cap above what is free.
+            SpecterError: no such device, or a cap above the free bytes.
         """
         if not torch.cuda.is_available():
             raise SpecterError(f"device {device} is not available", "run on a machine with a CUDA device")
@@ -68,15 +56,19 @@ class DeviceBudget:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def check(self, num_bytes: int, what: str) -> None:
-        """Refuses an allocation that would not fit.
+        """Checks that an allocation fits.
 
         Raises:
-            SpecterError: naming `what`, its bytes and what is left.
+            SpecterError: it does not; names `what`, its bytes and the bytes left.
         """
-        check_fits(num_bytes, self.cap_bytes - torch.cuda.memory_allocated(self.device), what, self.cap_bytes)
+        check_fits(num_bytes, self.left_bytes(), what, self.cap_bytes)
+
+    def left_bytes(self) -> int:
+        """Bytes of the budget that are not allocated."""
+        return self.cap_bytes - torch.cuda.memory_allocated(self.device)
 
     def restart_peaks(self) -> None:
-        """Peaks count from now on."""
+        """Resets the peaks."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def use(self) -> DeviceUse:

@@ -1,110 +1,144 @@
-"""The device's target and draft behind the engine's `Model`: the same engine drives them on the device clock.
-
-Tokens are chosen on the device, so that a draft step feeds the next; outputs *are* tokens (`TokenSampler`).
-"""
+"""A model on this machine's GPU that serves inputs under any budget; the counterpart of `specter.models.cpu.live`."""
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from rich.console import Console
 
-from specter.errors import SpecterError
-from specter.kernels import pinned_io
-from specter.models.base import Choose, Proposal, TargetPass
-from specter.models.cuda.device_pass import DevicePasses
-from specter.models.cuda.draft import Draft
-from specter.models.cuda.graphs import Graph
+from specter.config import ExecutionConfig, SystemConfig
+from specter.experts.transfer import Backend
+from specter.models.cuda.loaded_model import LoadedModel, load_model
+from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.no_gc import no_gc
+from specter.models.cuda.runner import ModelRunner, RunnerOptions
+from specter.models.cuda.sampling import DeviceSampling
+from specter.models.cuda.target import OUTPUT_ROWS
+from specter.models.cuda.weights import OwnMemory
+from specter.resolve import ResolvedRun, resolve
+from specter.session import OnCommit, RunResult, run_input
+from specter.speculation.accept import TokenSampler
+from specter.speculation.drafts import DRAFTS
+from specter.timeline.cuda import CudaTimeline
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceDraftStep:
-    """A `DraftStep` in page-locked memory: readable once its event has happened, until the next round drafts."""
-
-    tokens: NDArray[np.int32]  # [max_steps]
-    routings: NDArray[np.int16]  # [max_steps, MoE layers, top_k]
-    index: int
-
-    @property
-    def proposal(self) -> Proposal:
-        return Proposal(int(self.tokens[self.index]))
-
-    @property
-    def routing(self) -> NDArray[np.int16]:
-        return self.routings[self.index].copy()
+LRU = SystemConfig(name="lru")  # plain decoding through the expert cache: it runs where the model does not fit, too
 
 
-class DeviceModel:
-    """A `Model` on the device.
+@dataclasses.dataclass(slots=True)
+class CudaModel:
+    """A loaded model, and the runner of the last run.
 
-    Args:
-        draft: None for a target alone.
-        is_graphed: launch draft steps, and passes of the row counts captured, as CUDA graphs.
+    Attributes:
+        notes: provenance and degradations, for every run's env.json.
+        runner: of the last run; reused by the next one with equal options.
     """
 
-    def __init__(self, passes: DevicePasses, draft: Draft | None, is_graphed: bool = True) -> None:
-        spec = passes.target.weights.spec
-        self.num_layers, self.num_dense_layers = spec.num_layers, spec.num_dense_layers
-        self.num_experts, self.top_k = spec.num_experts, spec.top_k
-        self.passes = passes
-        self._draft = draft
-        self._is_graphed = is_graphed
-        self._num_drafted = 0
-        if draft is None:
-            return
-        device = passes.target.weights.device
-        self._tokens = pinned_io.pinned_zeros(tuple(draft.tokens.shape), torch.int32, device)
-        self._routings = pinned_io.pinned_zeros(tuple(draft.routing.shape), torch.int16, device)
-        self._step = self._run_step
-        if is_graphed:
-            draft.begin(0, 0)
-            self._step = Graph(self._run_step).replay
+    model: LoadedModel
+    budget: DeviceBudget
+    notes: dict[str, str]
+    runner: ModelRunner | None = None
 
-    def capture(self, num_rows: int) -> None:
-        """Captures target passes of `num_rows` rows, if graphs are wanted; call it before the first prompt."""
-        if self._is_graphed:
-            self.passes.capture(num_rows)
-
-    def capture_foresight(self, num_rows: int) -> None:
-        """As `capture`, for what a system with foresight launches beside such passes."""
-        if self._is_graphed:
-            self.passes.capture_foresight(num_rows)
-
-    def reset(self) -> None:
-        """Forgets slot tables that an interrupted pass has written and not read; waits for the device.
-
-        KV may stay: attention ends at a pass' own rows, and what is before them was written by this prompt.
-        """
-        self.passes.tables.restart()
-
-    def begin_draft(self, token: int, position: int, choose: Choose) -> None:
-        """See `Model`; the device chooses by itself.
+    @classmethod
+    def load(cls, run: ResolvedRun, console: Console) -> CudaModel:
+        """Loads the target, and the draft if the run speculates, within the memory of `config.hardware`, with progress
+        on `console`.
 
         Raises:
-            SpecterError: there is no draft.
+            SpecterError: sampling that the device does not support, no device, too little memory on either side, or a
+                faulty checkpoint.
         """
-        if self._draft is None:
-            raise SpecterError("this model has no draft", "load the INT4 experts")
-        self._draft.begin(token, position)
-        self._num_drafted = 0
+        config = run.config
+        DeviceSampling.of(config.sampling)
+        budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
+        budget.check(int(run.fit()["device_total_bytes"]), f"{config.system.name} at this budget")
+        model = load_model(
+            Path(config.model.checkpoint),
+            Path(config.model.quantized),
+            run.spec,
+            budget,
+            console,
+            pin="prefer",
+            with_draft=config.system.speculative,
+        )
+        notes = {
+            "checkpoint_digest": model.checkpoint.digest(),
+            "draft_origin": model.draft_origin,
+            "inflated": str(model.source is not model.checkpoint),
+            "store_is_page_locked": str(model.load.is_pinned),
+            "store_gb_per_s": f"{model.load.gb_per_s:.2f}",
+        }
+        return cls(model, budget, notes)
 
-    def draft_step(self) -> DeviceDraftStep:
-        self._step()
-        self._num_drafted += 1
-        return DeviceDraftStep(self._tokens.numpy(), self._routings.numpy(), self._num_drafted - 1)
+    def run(
+        self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
+    ) -> RunResult:
+        """Runs one input; see `session.run_input`."""
+        config = run.config
+        runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
+        runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
+        row_counts = {1, config.depth + 1}
+        if len(prompt) <= OUTPUT_ROWS:  # a longer prompt is launched kernel by kernel
+            row_counts.add(len(prompt))
+        runner.capture(row_counts, predicts_next=config.system.predictor != "none")
+        model = DRAFTS[config.system.draft].join(runner, runner.own_draft)
+        backend = Backend(CudaTimeline(self.budget.device, trace=config.trace), runner.move, runner.open_write_back)
+        with no_gc():
+            result = run_input(run, model, TokenSampler(), prompt, warmup, backend, on_commit)
+        use = self.budget.use()
+        result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
+        result.metrics["store_is_page_locked"] = self.model.load.is_pinned
+        result.metrics.update(allocated(runner.own_memory, config.system))
+        return result
 
-    def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
-        return self.passes.begin(tokens, position, num_outputs)
+    def prepare(self, options: RunnerOptions) -> ModelRunner:
+        """The last runner if its options are equal, or a new one in its place."""
+        if self.runner is None or self.runner.options != options:
+            self.runner = None  # the slots of both need not fit side by side
+            gc.collect()
+            torch.cuda.empty_cache()
+            self.budget.restart_peaks()
+            self.runner = ModelRunner(self.model, self.budget, options)
+        return self.runner
 
-    def crop(self, length: int) -> None:
-        """Nothing to cut: what lies behind is written anew before it is read."""
+    def agrees_with_plain(
+        self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None
+    ) -> bool | None:
+        """Whether plain decoding yields the same tokens."""
+        config = run.config
+        budget = dataclasses.replace(config.budget, policy="same_experts")  # the draft's bytes are allocated
+        plain = dataclasses.replace(
+            config, system=LRU, budget=budget, execution=ExecutionConfig(), warmup_tokens=0, trace=False
+        )
+        expected = self.run(resolve(plain), result.recording.prompt, (), on_commit).generation
+        return expected.tokens == result.generation.tokens
 
-    def _run_step(self) -> None:
-        assert self._draft is not None
-        self._draft.run()
-        # All steps so far, every time: a view of one row would need the step's number on the host.
-        pinned_io.copy_pinned(self._draft.tokens, self._tokens)
-        pinned_io.copy_pinned(self._draft.routing, self._routings)
+
+def runner_options(run: ResolvedRun, longest: int) -> RunnerOptions:
+    """The options of a run whose longest prompt has `longest` tokens."""
+    config = run.config
+    return RunnerOptions(
+        num_slots=run.num_slots,
+        kv_capacity=config.kv_capacity,
+        max_rows=max(config.depth + 1, longest),
+        max_draft_len=max(config.depth, 1),
+        sampling=DeviceSampling.of(config.sampling),
+        owns_draft=DRAFTS[config.system.draft].is_own,
+        is_fused=config.execution.fused,
+        is_graphed=config.execution.graphs,
+    )
+
+
+def allocated(own: OwnMemory | None, system: SystemConfig) -> dict[str, int | str]:
+    """What an own draft really allocates, beside what the budget charges for it (`device_draft_shared_bytes`)."""
+    kind = DRAFTS[system.draft]
+    if own is None or not kind.is_own:
+        return {}
+    charged = "BF16" if kind.weight_bits is None else "INT4"
+    return {
+        **{f"allocated_{part}_bytes": num_bytes for part, num_bytes in own.bytes_by_part.items()},
+        "draft_copy": f"BF16 on the device, charged to the budget as {charged}",
+    }

@@ -1,7 +1,7 @@
-"""Prefill with nothing resident: layer-major, every expert streamed over the link exactly once.
+"""Prefill with nothing resident: layer by layer, with every expert streamed over the link exactly once.
 
-The slots are two halves. While a layer is computed on one half, the link fills the other with the next layer; the
-host only issues, and never waits. The floor is one pass over the experts at the link's rate.
+The slots are two halves: while a layer computes on one half, the link fills the other with the next layer. The host
+issues everything and never waits. The floor is one pass over all experts at the link's rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ModelSpec
 from specter.timeline.base import Event, Timeline, Work
 
-_MIX, _EXPERTS, _COMBINE, _HEAD = (Work(name, 0, 0, 1, 1) for name in ("mix", "experts", "combine", "head"))
+_ATTEND, _EXPERTS, _COMBINE, _HEAD = (Work(name, 0, 0, 1, 1) for name in ("mix", "experts", "combine", "head"))
 
 
 class LayerStream:
@@ -48,23 +48,23 @@ class LayerStream:
         return range(first, first + self._store.num_experts)
 
     def fetch(self, layer: int) -> Event:
-        """Issues the copy of one layer behind the last use of its half."""
+        """Issues the copy of one layer, after the last use of its half."""
         last_use = self._last_use[layer % 2]
         copy = partial(self._arena.write_run, self.slots(layer).start, self._store.arena(layer))
         after = () if last_use is None else (last_use,)
         return self._timeline.copy(self._store.layer_bytes, copy, after, f"stream L{layer}")
 
     def release(self, layer: int, done: Event) -> None:
-        """The layer's compute, ending at `done`, was issued."""
+        """Marks the half of the layer as used until `done`."""
         self._last_use[layer % 2] = done
 
 
 def prefill(spec: ModelSpec, target: TargetPass, stream: LayerStream, timeline: Timeline) -> Sequence[Output]:
-    """Runs a target pass over a whole prompt; returns its outputs (see `Model.target_pass`), computed or under way."""
+    """Issues a target pass over a whole prompt; returns its outputs (see `Model.target_pass`), perhaps in flight."""
     arrivals = [stream.fetch(layer) for layer in range(min(2, stream.num_layers))]
     experts = range(spec.num_experts)
     for layer in range(spec.num_layers):
-        timeline.compute(_MIX, partial(target.attend_and_route, layer))
+        timeline.compute(_ATTEND, partial(target.attend_and_route, layer))
         moe_layer = layer - spec.num_dense_layers
         if moe_layer < 0:
             continue

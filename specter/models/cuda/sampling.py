@@ -1,4 +1,4 @@
-"""What of a sampling configuration the device can do inside a step."""
+"""Sampling that the device can do inside a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specter.errors import SpecterError
 
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
-    """The `seed` and `temperature` that draft and target are built with; greedy if `temperature` is None."""
+    """The `seed` and `temperature` of draft and target; greedy if `temperature` is None."""
 
     seed: int = 0
     temperature: float | None = None
@@ -19,22 +19,25 @@ class DeviceSampling:
     def of(cls, sampling: SamplingConfig) -> DeviceSampling:
         """
         Raises:
-            SpecterError: top-k, top-p or rejection sampling, which would need logits on the host at every step.
+            SpecterError: top-k, top-p or rejection sampling, which need logits on the host at every step.
         """
         if sampling.kind == "greedy":
             return cls()
-        asked = [
+        unsupported = [
             f"sampling.{name}={value}"
-            for name, value, is_asked in (
+            for name, value, is_unsupported in (
                 ("kind", sampling.kind, sampling.kind != "seeded"),
                 ("top_k", sampling.top_k, sampling.top_k > 0),
                 ("top_p", sampling.top_p, sampling.top_p < 1.0),
             )
-            if is_asked
+            if is_unsupported
         ]
-        if asked:
+        if unsupported:
             raise SpecterError(
-                f"{', '.join(asked)} cannot be done inside a step on the device",
+                f"{', '.join(unsupported)} cannot be done inside a step on the device",
                 "use sampling=greedy, or sampling=seeded with top_k=0 and top_p=1",
             )
         return cls(sampling.seed, sampling.temperature)
+
+
+GREEDY = DeviceSampling()

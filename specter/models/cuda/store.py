@@ -1,8 +1,8 @@
-"""The store of a GPU runtime: one page-locked arena per MoE layer, one flat payload per expert.
+"""The store of experts on the host: one page-locked arena per MoE layer, one flat payload per expert.
 
-Memory is mapped in huge pages, faulted in by all threads and only then registered with the driver: page-locking by
-allocation takes ten times as long (5.1 s against 0.5 + 0.5 s for 8 GiB on an H200 machine). Several threads may open
-layers, so that one is registered while another is faulted in.
+Memory is mapped in huge pages, faulted in by all threads, and then registered with the driver: a page-locked allocation
+takes five times as long (5.1 s against 0.5 + 0.5 s for 8 GiB on an H200 machine). Several threads can open layers, so
+one layer is registered while another is faulted in.
 """
 
 from __future__ import annotations
@@ -25,15 +25,24 @@ from specter.models.cuda.memory import host_available_bytes
 from specter.models.spec import ExpertId
 
 Pin = Literal["require", "prefer", "off"]
-_POISON = 0xFF  # NaN in every float width: a payload that was never loaded cannot go unseen
-_RESERVE_BYTES = 512 * 2**20  # left to everybody else
-_GROWTH_WAIT_S = 2.0  # some virtual machines are given memory only as they use it
+_PINS: tuple[Pin, ...] = ("require", "prefer", "off")
+_POISON = 0xFF  # NaN in every float width, so use of a payload that was never loaded shows
+_RESERVE_BYTES = 512 * 2**20  # left to other processes
+_GROWTH_WAIT_S = 2.0  # some virtual machines get memory only as they use it
 _GROWTH_POLL_S = 0.002
 _log = logging.getLogger(__name__)
 
 
+def as_pin(text: str) -> Pin:
+    """Raises SpecterError for an unknown way to page-lock."""
+    for pin in _PINS:
+        if pin == text:
+            return pin
+    raise SpecterError(f"pin={text} is unknown", "use pin=require, pin=prefer or pin=off")
+
+
 class PageLocker(Protocol):
-    """Registers host memory with the driver; both raise OSError if it refuses."""
+    """Registers host memory with the driver; both methods raise OSError if it refuses."""
 
     def register(self, address: int, num_bytes: int) -> None: ...
 
@@ -47,7 +56,7 @@ class CudaPageLocker:
         try:
             _check(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
         except OSError:
-            with suppress(RuntimeError):  # the runtime would report the refusal once more, to this thread's next kernel
+            with suppress(RuntimeError):  # clears the error, which the runtime reports again at the next kernel
                 torch.zeros(1, device="cuda")
             raise
 
@@ -67,15 +76,15 @@ def _unlock(locker: PageLocker, addresses: list[int]) -> None:
 
 
 class PinnedStore:
-    """Payloads of every routed expert in host memory. Arenas are opened once each, filled, then only read.
+    """Payloads of every routed expert in host memory. Each arena is opened once, filled, and then only read.
 
-    Memory is unlocked by `close`, or with the store: a driver that still took freed memory for locked would copy to and
-    from pages that whoever is given the address next does not see.
+    Memory is unlocked by `close` or when the store is collected: with freed memory still registered, the driver would
+    copy to and from pages that are no longer mapped at that address.
 
     Attributes:
-        is_pinned: all open arenas are page-locked; copies from others are slower, and block the host.
-        wait_s, fault_s, lock_s: time spent so far on waiting for the machine to be given memory, on faulting pages in,
-            and on page-locking them; summed over threads.
+        is_pinned: all open arenas are page-locked; copies from other memory are slower and block the host.
+        wait_s, fault_s, lock_s: time spent so far waiting for free memory, faulting pages in, and page-locking them;
+            summed over threads.
     """
 
     def __init__(
@@ -89,8 +98,8 @@ class PinnedStore:
     ) -> None:
         """
         Args:
-            pin: `require` page-locked memory, `prefer` it (ordinary memory if it is refused, which is logged and
-                shows in `is_pinned`), or `off`.
+            pin: `require` page-locked memory, `prefer` it (ordinary memory where it is refused, which is logged and
+                sets `is_pinned` to False), or `off`.
         """
         self.codec = codec
         self.num_layers = num_layers
@@ -101,11 +110,11 @@ class PinnedStore:
         self._locker = locker if locker is not None else CudaPageLocker()
         self._available_bytes = available_bytes
         self._arenas: dict[int, Tensor] = {}
-        self._payloads: dict[int, tuple[Tensor, ...]] = {}  # their rows: slicing at every copy would cost more
+        self._payloads: dict[int, tuple[Tensor, ...]] = {}  # rows of the arenas, sliced once
         self._locked: list[int] = []  # addresses
-        # Not at exit, when the driver may be gone, and takes all back anyway.
+        # Not at exit: the driver frees everything, and may be unloaded first.
         weakref.finalize(self, _unlock, self._locker, self._locked).atexit = False
-        self._num_faulting = 0  # layers whose memory is promised and not all taken yet
+        self._num_faulting = 0  # layers whose memory is claimed but not all faulted in
         self._guard = threading.Lock()
 
     @property
@@ -118,10 +127,10 @@ class PinnedStore:
         return self.num_layers * self.layer_bytes
 
     def open_layer(self, layer: int) -> Tensor:
-        """The layer's arena, uint8 [E, payload_bytes], poisoned and (as `pin` says) page-locked. Any thread may call.
+        """Opens the layer's arena, uint8 [E, payload_bytes]: poisoned, and page-locked as `pin` says. Thread-safe.
 
         Raises:
-            SpecterError: host memory is short, or page-locking is required and refused.
+            SpecterError: too little host memory, or page-locking is required and refused.
         """
         start = time.perf_counter()
         self._claim_memory(layer)
@@ -147,19 +156,19 @@ class PinnedStore:
         return arena
 
     def arena(self, layer: int) -> Tensor:
-        """All payloads of a layer, uint8 [E, payload_bytes]; a view, not to be written once it is filled."""
+        """All payloads of a layer, uint8 [E, payload_bytes]; a view, read-only once filled."""
         return self._arenas[layer]
 
     def payload(self, expert: ExpertId) -> Tensor:
-        """The payload of one expert, uint8 [payload_bytes]; a view, not to be written."""
+        """The payload of one expert, uint8 [payload_bytes]; a read-only view."""
         return self._payloads[expert.layer][expert.expert]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """gate_up [E, 2F, D] and down [E, D, F] of one MoE layer; views, not to be written."""
+        """gate_up [E, 2F, D] and down [E, D, F] of one MoE layer; read-only views."""
         return self.codec.views(self._arenas[layer])
 
     def close(self) -> None:
-        """Gives page-locked memory back to the driver; no copy may be under way."""
+        """Unregisters the page-locked memory. No copy may be in flight."""
         _unlock(self._locker, self._locked)
         self._arenas.clear()
         self._payloads.clear()
@@ -175,12 +184,12 @@ class PinnedStore:
             )
             if self._pin == "require":
                 raise SpecterError(what, "free host memory, or allow ordinary memory with pin=prefer") from None
-            _log.warning("%s: going on in ordinary memory, copies to the device will be slow", what)
+            _log.warning("%s: using ordinary memory, copies to the device will be slow", what)
             self.is_pinned = False
 
     def _claim_memory(self, layer: int) -> None:
-        """Waits until there is memory for the layer beside those that are being opened. Raises SpecterError if it does
-        not come while nothing else takes any."""
+        """Waits until there is memory for this layer and those being opened. Raises SpecterError if there still is not
+        after `_GROWTH_WAIT_S` in which no other layer was being opened."""
         deadline = time.monotonic() + _GROWTH_WAIT_S
         while True:
             with self._guard:

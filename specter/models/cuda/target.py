@@ -1,11 +1,12 @@
-"""Passes of the target on the device: any number of rows, tiles of 16, the same bits for a row in every pass.
+"""Passes of the target on the device: any number of rows, in tiles of 16; a row has the same bits in every pass.
 
-Resident: routing, slots and token choice stay on the device, and the whole pass is one CUDA graph per number of
-rows (plain decoding has 1, verification K + 1). In waves: `mix`, `run_experts`, `combine` layer by layer, for
-an engine that loads experts meanwhile; the same kernels on the same buffers.
+In waves: `attend_and_route`, `run_experts` and `combine`, layer by layer, while the engine loads experts. Resident:
+`run` launches a whole pass, since every expert has a slot; the same kernels on the same buffers.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 from torch import Tensor
@@ -16,12 +17,11 @@ from specter.kernels.device import Stream
 from specter.kernels.grouped_mlp import Routing
 from specter.kernels.routing import Rule
 from specter.models.cuda.attention import MAX_ROWS, build_attention
-from specter.models.cuda.graphs import Graph
 from specter.models.cuda.tuning import TARGET, TargetTuning
 from specter.models.cuda.weights import GpuKVCache, GpuWeights, Norm
 
-OUTPUT_ROWS = 64  # rows that can ask for a token in one pass
-_POSITION_STRIDE = 4  # 16 bytes, so that every part of a pass finds its position equally aligned
+OUTPUT_ROWS = 64  # most rows of a pass that can choose a token
+_POSITION_STRIDE = 4  # 16 bytes: the positions of all parts have the same alignment
 
 
 class Target:
@@ -29,13 +29,17 @@ class Target:
 
     Args:
         arena: [num_slots, stride] in the model's dtype (see `specter.kernels.grouped_mlp`).
-        slot_table: int32 [MoE layers, E] on the device if every expert is resident; read at every pass.
-        max_rows: the longest pass.
+        max_rows: rows of the longest pass.
+        slot_table: int32 [MoE layers, E] on the device, for resident passes.
+        feed: int32 [max_rows] on the device or page-locked, the tokens of a pass; by default on the device.
         temperature, seed: as in `specter.models.cuda.draft.Draft`.
+        pdl: programmatic dependent launch.
 
     Attributes:
-        feed: int32 [max_rows], the rows' tokens: fill it, or use `begin`.
         tokens: int32 [64], the chosen tokens of the last pass. logits: fp32 [64, V].
+        routing: of the last MoE layer. predicted: of the layer after it (see `predict_next`).
+    Raises:
+        SpecterError: the slots are too short for an expert, or of another dtype.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Target:
         arena: Tensor,
         cache: GpuKVCache,
         max_rows: int,
+        *,
         slot_table: Tensor | None = None,
+        feed: Tensor | None = None,
         seed: int = 0,
         temperature: float | None = None,
         pdl: bool = True,
@@ -62,49 +68,53 @@ class Target:
         self.rule = Rule.of(spec)
         self._attention = build_attention(weights, cache, min(max_rows, MAX_ROWS), pdl)
 
-        def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         parts = -(-max_rows // MAX_ROWS)
-        self.feed = room(max_rows, dtype=torch.int32)
-        self.positions = room(parts + 1, _POSITION_STRIDE, dtype=torch.int32)  # of every part; last: of the outputs
+        self.feed = zeros(max_rows, dtype=torch.int32) if feed is None else feed
+        self.positions = zeros(parts + 1, _POSITION_STRIDE, dtype=torch.int32)  # of the parts, then of the outputs
         self._part_starts = torch.arange(parts, dtype=torch.int32, device=device) * MAX_ROWS
-        self.tokens = room(OUTPUT_ROWS, dtype=torch.int32)
-        self.logits = room(OUTPUT_ROWS, spec.vocab, dtype=torch.float32)
-        self.x = room(max_rows, spec.hidden, dtype=torch.float32)
-        self.scaled = room(max_rows, spec.hidden)
+        self.tokens = zeros(OUTPUT_ROWS, dtype=torch.int32)
+        self.logits = zeros(OUTPUT_ROWS, spec.vocab, dtype=torch.float32)
+        self.x = zeros(max_rows, spec.hidden, dtype=torch.float32)
+        self.scaled = zeros(max_rows, spec.hidden)
 
         def squares(block: int) -> Tensor:
-            return room(max_rows, -(-spec.hidden // block), dtype=torch.float32)
+            return zeros(max_rows, -(-spec.hidden // block), dtype=torch.float32)
 
         self._squares_embedded, self._squares_attended, self._squares_done = (
             squares(block) for block in (select.BLOCK_D, tuning.out.block_n, tuning.down.block_n)
         )
-        self.qkv = room(max_rows, weights.layers[0].qkv.shape[0])
-        self.values = room(max_rows, spec.num_heads * spec.v_dim)
-        self.router = room(max_rows, spec.num_router_out, dtype=torch.float32)
-        self.scales = room(max_rows, dtype=torch.float32)
-        self.dense = room(max_rows, spec.dense_inter)
-        self.shared = room(max_rows, spec.shared_inter)
+        self.qkv = zeros(max_rows, weights.layers[0].qkv.shape[0])
+        self.values = zeros(max_rows, spec.num_heads * spec.v_dim)
+        self.router = zeros(max_rows, spec.num_router_out, dtype=torch.float32)
+        self.scales = zeros(max_rows, dtype=torch.float32)
+        self.dense = zeros(max_rows, spec.dense_inter)
+        self.shared = zeros(max_rows, spec.shared_inter)
         self.routing = Routing.empty(max_rows, spec.top_k, spec.num_experts, device)
-        self.inner = room(max_rows * spec.top_k, spec.expert_inter)
-        self.results = room(max_rows, spec.top_k, spec.hidden, dtype=torch.float32)
+        self.inner = zeros(max_rows * spec.top_k, spec.expert_inter)
+        self.results = zeros(max_rows, spec.top_k, spec.hidden, dtype=torch.float32)
+        self.predicted = Routing.empty(max_rows, spec.top_k, spec.num_experts, device)
+        self._predict_scaled = zeros(max_rows, spec.hidden)
+        self._predict_logits = zeros(max_rows, spec.num_experts, dtype=torch.float32)
         self._select = select.Selection.empty(OUTPUT_ROWS, weights.num_tokens, device, seed, temperature)
-        self._graphs: dict[int, Graph] = {}
-
-    # -- a resident pass -----------------------------------------------------------------------
 
     def begin(self, tokens: Tensor, position: int, num_outputs: int) -> None:
-        """Sets the rows of the next pass: int32 [T] tokens (any device) at `position`…. Asynchronous if pinned.
+        """Places a pass over tokens int32 [T], on any device, at `position`…. Asynchronous if they are page-locked.
 
         Raises:
-            SpecterError: more rows or outputs than there is room for.
+            SpecterError: as `place`.
         """
         self.place(tokens.shape[0], position, num_outputs)
         self.feed[: tokens.shape[0]].copy_(tokens, non_blocking=True)
 
     def place(self, num_rows: int, position: int, num_outputs: int) -> None:
-        """As `begin`, for rows whose tokens come from elsewhere (see `embed`)."""
+        """Sets the positions of the next pass, whose tokens are in `feed`. Asynchronous.
+
+        Raises:
+            SpecterError: more rows, outputs or positions than the buffers and the KV cache hold.
+        """
         if not 0 < num_rows <= self.max_rows or not 0 <= num_outputs <= min(num_rows, OUTPUT_ROWS):
             raise SpecterError(
                 f"a pass of {num_rows} rows with {num_outputs} outputs, where {self.max_rows} and {OUTPUT_ROWS} fit",
@@ -118,21 +128,8 @@ class Target:
         torch.add(self._part_starts, position, out=self.positions[:-1, 0])
         self.positions[-1, 0].fill_(position + num_rows - num_outputs)
 
-    def forward(self, num_rows: int) -> None:
-        """One resident pass over the first `num_rows` rows of `feed`, all of them outputs; a graph if captured."""
-        graph = self._graphs.get(num_rows)
-        if graph is None:
-            self.run(num_rows)
-        else:
-            graph.replay()
-
-    def capture(self, num_rows: int) -> None:
-        """Captures `forward(num_rows)`; it writes KV at the first positions, so call it before the first prompt."""
-        self.begin(self.feed[:num_rows].clone(), 0, num_rows)
-        self._graphs[num_rows] = Graph(lambda: self.run(num_rows))
-
-    def run(self, num_rows: int, feed: Tensor | None = None) -> None:
-        """The kernels of one resident pass, launched one by one; `feed` as in `embed`.
+    def run(self, num_rows: int, num_outputs: int | None = None) -> None:
+        """Launches one resident pass over the first `num_rows` rows of `feed`; by default all are outputs.
 
         Raises:
             SpecterError: there is no slot table.
@@ -140,30 +137,28 @@ class Target:
         if self.slot_table is None:
             raise SpecterError("a resident pass without a slot table", "load every expert, or run in waves")
         spec = self.weights.spec
-        self.embed(num_rows, feed)
+        self.embed(num_rows)
         for index in range(spec.num_layers):
-            self.mix(index, num_rows)
+            self.attend_and_route(index, num_rows)
             if index >= spec.num_dense_layers:
                 self.run_experts(self.slot_table[index - spec.num_dense_layers], num_rows)
                 self.combine(index, num_rows)
-        self.choose(num_rows, num_rows)
+        self.choose(num_rows, num_rows if num_outputs is None else num_outputs)
 
-    # -- its parts --------------------------------------------------------------------------------
+    # -- parts of a pass -------------------------------------------------------------------------
 
-    def embed(self, num_rows: int, feed: Tensor | None = None) -> None:
-        """Embeds the first rows of `feed`, int32 on the device or page-locked; by default the target's own."""
-        # Not launched early: what follows it may then rely on everything before this pass being complete.
-        stream = self._stream(self._squares_embedded, num_rows)
-        tokens = self.feed if feed is None else feed
-        norm = self.weights.layers[0].norm
-        select.embed(tokens, self.weights.embedding, stream, norm.gain, pdl=False)
+    def embed(self, num_rows: int) -> None:
+        """Embeds the first `num_rows` tokens of `feed`."""
+        # Without early launch: later kernels then find all work before this pass complete.
+        stream, norm = self._stream(self._squares_embedded, num_rows), self.weights.layers[0].norm
+        select.embed(self.feed, self.weights.embedding, stream, norm.gain, pdl=False)
         norm.finish(stream, self.weights.spec.norm_eps, self.pdl)
 
-    def mix(self, index: int, num_rows: int) -> None:
-        """Attention, router, tiles and the inner activations of the shared experts; a dense layer is run whole."""
+    def attend_and_route(self, index: int, num_rows: int) -> None:
+        """Attention, router, tiles and the inner activations of the shared experts; a dense layer runs whole."""
         layer, spec, tuning, pdl = self.weights.layers[index], self.weights.spec, self.tuning, self.pdl
         before = self._stream(self._squares_done if index else self._squares_embedded, num_rows)
-        attended = self.attended(num_rows)
+        attended = self._stream(self._squares_attended, num_rows)
         tiles.norm_linear(before, layer.qkv, self.qkv[:num_rows], spec.norm_eps, tuning.qkv, pdl, layer.qkv_bias)
         for part, begin in enumerate(range(0, num_rows, MAX_ROWS)):
             rows = slice(begin, min(begin + MAX_ROWS, num_rows))
@@ -176,22 +171,22 @@ class Target:
         router = self.router[:num_rows] if is_moe else self.router[:num_rows, :0]
         tiles.norm_gated(attended, layer.wide, inner, router, self.scales[:num_rows], spec.norm_eps, tuning.wide, pdl)
         if is_moe:
-            grouped_mlp.route(router[:, : spec.num_experts], self._routing(num_rows), self.rule, pdl)
+            grouped_mlp.route(router[:, : spec.num_experts], _first_rows(self.routing, num_rows), self.rule, pdl)
         else:
             done, norm = self._stream(self._squares_done, num_rows), self._next_norm(index)
             tiles.linear_residual(inner, layer.down, done, norm.gain, tuning.down, pdl)
             norm.finish(done, self.weights.spec.norm_eps, self.pdl)
 
     def run_experts(self, slots: Tensor, num_rows: int) -> None:
-        """One wave of the layer that `mix` was last called for: slots int32 [E] on the device, -1 if not in it."""
+        """One wave of the layer last routed: slots int32 [E] on the device, -1 for experts that are not in it."""
         grouped_mlp.run_experts(
-            self.scaled[:num_rows], self.scales[:num_rows], self.arena, slots, self._routing(num_rows),
+            self.scaled[:num_rows], self.scales[:num_rows], self.arena, slots, _first_rows(self.routing, num_rows),
             self.inner[: num_rows * self.weights.spec.top_k], self.results[:num_rows], self.tuning.experts_up,
             self.tuning.experts_down, self.pdl,
         )  # fmt: skip
 
     def combine(self, index: int, num_rows: int) -> None:
-        """Adds shared and routed experts of layer `index` to the residual stream, in rank order."""
+        """Adds the shared and routed experts of layer `index` to the residual stream, in rank order."""
         done, norm = self._stream(self._squares_done, num_rows), self._next_norm(index)
         spec = self.weights.spec
         tiles.linear_combine(
@@ -209,9 +204,22 @@ class Target:
         tiles.norm_linear(stream, weights.head, logits, eps, launch, self.pdl, weights.head_bias)
         self._select.choose(logits, self.positions[-1], self.tokens[:num_outputs], self.pdl)
 
-    def attended(self, num_rows: int) -> Stream:
-        """The residual stream between a layer's attention and its MLP: from `mix` of a MoE layer to its `combine`."""
-        return self._stream(self._squares_attended, num_rows)
+    def predict_next(self, index: int, num_rows: int) -> None:
+        """Routes layer `index` + 1 on the state after layer `index`'s attention, into `predicted`.
+
+        Called between `attend_and_route` of a MoE layer and its `combine`. Reads the residual stream and writes only
+        buffers of its own, so the running layer is undisturbed.
+        """
+        spec, following, rows = self.weights.spec, self.weights.layers[index + 1], slice(num_rows)
+        attended, norm = self._stream(self._squares_attended, num_rows), following.mlp_norm
+        stream = dataclasses.replace(attended, scaled=self._predict_scaled[rows])  # same sums of squares, another gain
+        if norm.bias is None:
+            torch.mul(stream.x, norm.gain, out=stream.scaled)
+        else:
+            norm.finish(stream, spec.norm_eps, self.pdl)
+        router, logits = following.wide[: spec.num_experts], self._predict_logits[rows]
+        tiles.norm_linear(stream, router, logits, spec.norm_eps, self.tuning.qkv, self.pdl)
+        grouped_mlp.route(logits, _first_rows(self.predicted, num_rows), self.rule, self.pdl)
 
     def _next_norm(self, index: int) -> Norm:
         layers = self.weights.layers
@@ -221,9 +229,6 @@ class Target:
         rows = slice(begin, num_rows)
         return Stream(self.x[rows], self.scaled[rows], squares[rows], self.weights.spec.layer_norm)
 
-    def _routing(self, num_rows: int) -> Routing:
-        whole = self.routing
-        return Routing(
-            whole.chosen[:num_rows], whole.weights[:num_rows], whole.pairs, whole.tile_experts, whole.tile_sizes,
-            whole.num_tiles,
-        )  # fmt: skip
+
+def _first_rows(routing: Routing, num_rows: int) -> Routing:
+    return dataclasses.replace(routing, chosen=routing.chosen[:num_rows], weights=routing.weights[:num_rows])

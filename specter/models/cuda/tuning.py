@@ -1,4 +1,4 @@
-"""Launch choices of every kernel, found by measurement (docs/LOG.md)."""
+"""Launch configurations of the kernels, found by measurement (docs/LOG.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specter.kernels.device import Launch
 
 @dataclass(frozen=True, slots=True)
 class DraftTuning:
-    """One row."""
+    """Kernels of one row."""
 
     qkv: Launch = Launch(4, 1024, num_warps=2)
     out: Launch = Launch(8, 1024, num_warps=8)
@@ -22,7 +22,7 @@ class DraftTuning:
 
 @dataclass(frozen=True, slots=True)
 class TargetTuning:
-    """Tiles of 16 rows; one choice whatever the number of rows. `block_k` is a multiple of 16 * num_warps."""
+    """Tiles of 16 rows; the same for every number of rows. `block_k` is a multiple of 16 * num_warps."""
 
     qkv: Launch = Launch(16, 512, 4, 4)
     out: Launch = Launch(16, 512, 4, 4)
@@ -33,6 +33,6 @@ class TargetTuning:
     experts_down: Launch = Launch(64, 128, 4, 4)
 
 
-# Found on an NVIDIA H200, each measured as a whole (docs/LOG.md); correct on any GPU.
+# Found on an NVIDIA H200 over whole steps and passes; correct on any GPU.
 DRAFT = DraftTuning()
 TARGET = TargetTuning()

@@ -1,7 +1,8 @@
-"""The full-size model's non-expert weights on the device, as the kernels read them."""
+"""Non-expert weights and KV cache on the device, in the layout that the kernels read."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from specter.errors import SpecterError
 from specter.kernels.device import Stream
 from specter.kernels.layer_norm import layer_norm
 from specter.kernels.octets import Octets
+from specter.models.cuda.memory import DeviceBudget
 from specter.models.rope import rotary_table
 from specter.models.spec import ModelSpec
 
@@ -26,7 +28,7 @@ class Norm:
     bias: Tensor | None  # [D]
 
     def finish(self, stream: Stream, eps: float, pdl: bool, octets: Octets | None = None) -> None:
-        """LayerNorm's pass over a stream just written (see `layer_norm`); RMSNorm has none."""
+        """LayerNorm's pass over a stream that was just written (see `layer_norm`); RMSNorm needs none."""
         if self.bias is not None:
             layer_norm(stream, self.gain, self.bias, octets, eps, pdl)
 
@@ -49,11 +51,11 @@ class GpuLayer:
 
 @dataclass(frozen=True, slots=True)
 class GpuWeights:
-    """All that draft and target share.
+    """The weights that draft and target share.
 
     Attributes:
-        num_tokens: tokens that exist; the rows of embedding and head beyond them pad the vocabulary, have logits all
-            the same, and are never chosen, by whom and how ever a token is chosen.
+        num_tokens: tokens of the tokenizer; the rows of embedding and head after them pad the vocabulary, and no
+            sampling chooses them.
     """
 
     spec: ModelSpec
@@ -85,12 +87,13 @@ class GpuWeights:
         cls, spec: ModelSpec, get: Callable[[str], Tensor], device: torch.device | str, dtype: torch.dtype,
         num_tokens: int | None = None,
     ) -> GpuWeights:  # fmt: skip
-        """Asks `get` for every non-expert tensor once, by its hub name, layer by layer; any dtype and device.
+        """Reads every non-expert tensor once through `get`, by its hub name, layer by layer.
 
         Args:
-            num_tokens: the tokenizer's; None if every row of the vocabulary is a token.
+            get: returns a tensor of any dtype, on any device.
+            num_tokens: of the tokenizer; None if every row of the vocabulary is a token.
         Raises:
-            SpecterError: more tokens than the vocabulary has rows, or none.
+            SpecterError: no tokens, or more than the vocabulary has rows.
         """
         if num_tokens is not None and not 0 < num_tokens <= spec.vocab:
             raise SpecterError(
@@ -143,7 +146,7 @@ class GpuWeights:
 
 
 def tensors_in(part: object) -> Iterator[Tensor]:
-    """All tensors in a dataclass and what it holds."""
+    """All tensors in a dataclass, its lists and its nested dataclasses."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, list):
@@ -155,9 +158,9 @@ def tensors_in(part: object) -> Iterator[Tensor]:
 
 
 class GpuKVCache:
-    """Entries [L, capacity, kv_width] in the model's dtype, and the rotary tables that go with the positions.
+    """Entries [L, capacity, kv_width] in the model's dtype, and the rotary tables of the positions.
 
-    An entry is a latent and its turned key, or the turned keys of all key heads and then their values.
+    An entry is a latent and its rotated key, or the rotated keys of all key heads and then their values.
     """
 
     def __init__(self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -165,3 +168,24 @@ class GpuKVCache:
         self.entries = torch.zeros(spec.num_layers, capacity, spec.kv_width, dtype=dtype, device=device)
         cos, sin = rotary_table(spec, capacity)
         self.rotary = cos.to(device), sin.to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMemory:
+    """The memory of a draft that shares only the experts: a copy of the non-expert weights, and a KV cache."""
+
+    weights: GpuWeights
+    cache: GpuKVCache
+
+    @classmethod
+    def allocate(cls, weights: GpuWeights, kv_capacity: int, budget: DeviceBudget) -> OwnMemory:
+        """Copies `weights`. Raises SpecterError if the copy and its KV do not fit the budget."""
+        spec = weights.spec
+        num_bytes = weights.num_bytes + spec.num_layers * kv_capacity * spec.kv_width * weights.dtype.itemsize
+        budget.check(num_bytes, "the draft's own weights and KV cache")
+        return cls(copy.deepcopy(weights), GpuKVCache(spec, kv_capacity, weights.dtype, weights.device))
+
+    @property
+    def bytes_by_part(self) -> dict[str, int]:
+        """Bytes by part, named as in `specter.memory.PARTS`."""
+        return {"draft_shared": self.weights.num_bytes, "draft_kv": self.cache.entries.nbytes}

@@ -1,4 +1,4 @@
-"""The draft without its INT4 kernels: what the fused kernel is worth in a whole round (the paper's ablation)."""
+"""The draft without its INT4 kernels: the ablation that tells what the fused kernels gain in a whole round."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.int4 import Int4Layer
 from specter.kernels import skinny
 from specter.models.cuda.draft import Draft
+from specter.models.cuda.loaded_model import Int4Layer
 from specter.quantize.int4 import Int4Matrices
 
 
 class UnfusedDraft(Draft):
-    """Chosen experts one after the other in plain torch: gather, dequantise, multiply. Everything else is `Draft`.
+    """A `Draft` that runs the chosen experts one by one in plain torch: gather, dequantise, multiply.
 
     Args:
         layers: unpacked codes of every MoE layer, [E, out, in], on the device.
@@ -38,7 +38,7 @@ class UnfusedDraft(Draft):
             self.x[0] += F.linear(inner, down).float() * weight
         if routing.is_gated:
             self._shared *= torch.sigmoid(routing.logits[-1:]).to(self._shared.dtype)
-        if len(self._shared):  # or the experts' sums are all there is, and LayerNorm reads nothing else
+        if len(self._shared):  # otherwise the experts' sums are all, and LayerNorm reads nothing else
             skinny.linear_residual(self._shared, layer.down, self._moe_done, next_gain, None, tuning.down, self.pdl)
 
 

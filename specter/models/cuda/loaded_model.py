@@ -1,4 +1,4 @@
-"""A full-size model in memory: experts in the pinned store, all else on the device."""
+"""A full-size model in memory: experts in the pinned store, all other weights on the device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from specter.experts.store import RawCodec
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
-from specter.models.cuda.arena import DeviceArena
 from specter.models.cuda.attention import check_served
 from specter.models.cuda.loading import LoadReport, load_store
 from specter.models.cuda.memory import DeviceBudget
@@ -26,63 +24,65 @@ from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.origin import check_draft_origin
 
 DTYPE = torch.bfloat16
+Int4Layer = tuple[Int4Matrices, Int4Matrices, Int4Matrices]  # gate, up, down [E, out, in]
 
 
 @dataclass(frozen=True, slots=True)
-class FullSize:
-    """Everything that is loaded once."""
+class LoadedModel:
+    """Everything that is loaded once; runners share it."""
 
     spec: ModelSpec
-    checkpoint: Checkpoint  # as it lies on the disk: of this size, or a narrow stand-in
-    codes: Int4Experts  # the checkpoint's own
+    checkpoint: Checkpoint  # as on the disk: of this size, or a narrow stand-in
+    codes: Int4Experts  # of `checkpoint`
     draft_origin: str  # see `check_draft_origin`
     source: Checkpoint | InflatedCheckpoint
     codec: RawCodec
     store: PinnedStore
     load: LoadReport
     weights: GpuWeights
-    int4: PackedExperts  # of no layer, where nothing drafts
+    int4: PackedExperts  # of no layer, if nothing drafts
 
     @property
     def has_draft(self) -> bool:
         return len(self.int4.down) > 0
 
-    def int4_layer(self, layer: int) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
-        """gate, up, down [E, out, in] of one MoE layer, at full size, on the device."""
+    def int4_layer(self, layer: int) -> Int4Layer:
+        """The codes of one MoE layer, at full size, on the device."""
         return _int4_layer(self.source, self.codes, layer, self.weights.device)
 
-    def int4_layers(self) -> list[tuple[Int4Matrices, Int4Matrices, Int4Matrices]]:
-        """`int4_layer` of every MoE layer: a byte a code, hence twice the draft's experts."""
+    def int4_layers(self) -> list[Int4Layer]:
+        """The codes of every MoE layer, a byte each: twice the bytes of the packed experts."""
         return [self.int4_layer(layer) for layer in range(self.spec.num_moe_layers)]
 
-    def first_layers(self, num_layers: int) -> FullSize:
-        """The model that ends after its first layers, over the same memory: real bytes, in a shorter time.
+    def first_layers(self, num_layers: int) -> LoadedModel:
+        """The model cut after its first layers, over the same memory: real payloads, shorter passes.
 
-        Its text means nothing, and its draft is right less often.
+        Its text is meaningless, and its draft is rejected more often.
         """
         spec = dataclasses.replace(self.spec, num_layers=num_layers)
         weights = dataclasses.replace(self.weights, spec=spec, layers=self.weights.layers[:num_layers])
         return dataclasses.replace(self, spec=spec, weights=weights)
 
 
-def load_full_size(
+def load_model(
     checkpoint: Path,
     quantized: Path,
     spec: ModelSpec,
     budget: DeviceBudget,
-    pin: Pin,
     console: Console,
+    *,
+    pin: Pin = "require",
     with_draft: bool = True,
-) -> FullSize:
+) -> LoadedModel:
     """Loads a checkpoint and its INT4 codes: experts to the host, everything else to the device.
 
-    A checkpoint narrower than `spec`, as stand-ins are, is inflated on the way, codes included.
+    A checkpoint narrower than `spec` (a stand-in) is inflated on the way, codes included.
 
     Args:
-        with_draft: put the INT4 experts on the device; without them there is more room for slots.
+        with_draft: put the INT4 experts on the device; without them there is room for more slots.
     Raises:
-        SpecterError: heads or a router that the kernels do not serve; from the readers, the budget or the store; or the
-            codes were made from another checkpoint.
+        SpecterError: heads or a router that the kernels do not support; codes made from another checkpoint; or as the
+            readers, the budget and the store.
     """
     check_served(spec)
     opened = Checkpoint.open(checkpoint)
@@ -103,12 +103,12 @@ def load_full_size(
     for layer in range(num_packed):
         int4.set_layer(layer, *_int4_layer(source, codes, layer, budget.device))
     torch.cuda.empty_cache()
-    return FullSize(spec, opened, codes, draft_origin, source, codec, store, load, weights, int4)
+    return LoadedModel(spec, opened, codes, draft_origin, source, codec, store, load, weights, int4)
 
 
 def _int4_layer(
     source: Checkpoint | InflatedCheckpoint, codes: Int4Experts, layer: int, device: torch.device
-) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
+) -> Int4Layer:
     if isinstance(source, InflatedCheckpoint):
         return source.int4(codes, layer)
 
@@ -117,14 +117,3 @@ def _int4_layer(
         return Int4Matrices(codes, scales, zeros, batch.group)
 
     return part(codes.gate), part(codes.up), part(codes.down)
-
-
-def fill(arena: DeviceArena, store: PinnedStore, num_layers: int) -> Tensor:
-    """Copies every expert of the first MoE layers into the slot layer * E + expert.
-
-    Returns that slot table, int32 [num_layers, E].
-    """
-    for layer in range(num_layers):
-        arena.write_run(layer * store.num_experts, store.arena(layer))
-    slots = torch.arange(num_layers * store.num_experts, dtype=torch.int32)
-    return slots.view(num_layers, -1).to(arena.flat.device)
