@@ -42,6 +42,11 @@ class Spy:
         self._timeline.lines.append(f"{self._name}.{name}({shown}){returned}")
 
 
+def spy_on(name: str, policy: Any, timeline: LoggedTimeline) -> Any:
+    """The policy, as far as types go."""
+    return Spy(name, policy, timeline)
+
+
 def show(value: Any) -> str:
     """An argument as text; a function (`may_evict`, `is_present`) is left out."""
     if isinstance(value, np.ndarray):
@@ -62,9 +67,9 @@ def show(value: Any) -> str:
 def spied(system: str, directory: Path, **settings: Any) -> Run:
     run = open_run(system, directory, **settings)
     engine, timeline = run.engine, run.timeline
-    engine.planner = Spy("planner", engine.planner, timeline)
-    engine.predictor = Spy("predictor", engine.predictor, timeline)
-    engine.cache._eviction = Spy("eviction", engine.cache._eviction, timeline)
+    engine.planner = spy_on("planner", engine.planner, timeline)
+    engine.predictor = spy_on("predictor", engine.predictor, timeline)
+    engine.cache._eviction = spy_on("eviction", engine.cache._eviction, timeline)
     return run
 
 
