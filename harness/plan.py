@@ -22,8 +22,17 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-from harness.scales import CONF, Experiment, Scale, load, load_experiment, load_scale
-from specter.config import LABELS, BudgetConfig, RunConfig, SamplingConfig, SystemConfig, from_values, validate
+from harness.scales import CONF, Experiment, Scale, check_clock, load, load_experiment, load_scale
+from specter.config import (
+    LABELS,
+    BudgetConfig,
+    ExecutionConfig,
+    RunConfig,
+    SamplingConfig,
+    SystemConfig,
+    from_values,
+    validate,
+)  # fmt: skip
 from specter.errors import SpecterError
 from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
@@ -79,7 +88,7 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
     A system that ignores the budget runs at the first one only.
     """
     size, what = load_scale(scale), load_experiment(experiment)
-    base = _base(size, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}", what.kv_capacity)
+    base = _base(size, what, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}")
     return [
         validate(
             replace(
@@ -88,6 +97,8 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
                 budget=budget,
                 sampling=sampling,
                 hardware=hardware,
+                execution=execution,
+                trace=what.trace,
                 k=k,
                 prompt_tokens=prompt_tokens,
                 input=index,
@@ -97,6 +108,7 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
         for budget in (_budgets(what) if not system.holds_all else _budgets(what)[:1])
         for sampling in _samplings(what)
         for hardware in _hardware(size.hardware or what.hardware)
+        for execution in _executions(what, system)
         for k in _depths(size, what, model, system)
         for prompt_tokens in what.prompt_tokens
         for index in _inputs(size, what, model)
@@ -110,7 +122,7 @@ def recording_runs(scale: str, experiment: str, model: str, dataset: str) -> lis
     A recording does not depend on where experts are, so it is made with all of them on the device.
     """
     size, what = load_scale(scale), load_experiment(experiment)
-    base = _base(size, model, dataset, f"results/{scale}/recordings/{model}", what.kv_capacity)
+    base = _base(size, what, model, dataset, f"results/{scale}/recordings/{model}")
     drafting = replace(_system(OURS), name="recorder", planner="none", eviction="resident")
     systems = {
         (k, _recorded_draft(system.draft)): replace(drafting, draft=_recorded_draft(system.draft))
@@ -143,7 +155,7 @@ def decomposed_pairs(scale: str, model: str, dataset: str) -> list[tuple[RunConf
     Every baseline is compared under the first policy on the first machine; the paper's own also under all others.
     """
     size, what = load_scale(scale), load_experiment("rivals")
-    base = _base(size, model, dataset, f"results/{scale}/decomposition", what.kv_capacity)
+    base = _base(size, what, model, dataset, f"results/{scale}/decomposition")
     base = replace(base, sampling=_samplings(what)[0], prompt_tokens=what.prompt_tokens[0])
     systems = _systems(size, what, model)
     ours = [system for system in systems if system.name.startswith(OURS)]
@@ -174,9 +186,9 @@ class ProbePlan:
 
 def probe_plan(scale: str, model: str) -> ProbePlan:
     """What is measured of a model's draft at a scale."""
-    size = load_scale(scale)
-    base = _base(size, model, size.datasets[0], f"results/{scale}/probe")
-    temperatures = {one.kind: one.temperature for one in _samplings(load_experiment("main"))}
+    size, what = load_scale(scale), load_experiment("main")
+    base = _base(size, what, model, size.datasets[0], f"results/{scale}/probe")
+    temperatures = {one.kind: one.temperature for one in _samplings(what)}
     return ProbePlan(base, size.num_probe_texts, temperatures)
 
 
@@ -198,11 +210,13 @@ def _plain(value: Any) -> Any:
 # -- axes ------------------------------------------------------------------------------------------
 
 
-def _base(scale: Scale, model: str, dataset: str, results: str, kv_capacity: int = 256) -> RunConfig:
+def _base(scale: Scale, experiment: Experiment, model: str, dataset: str, results: str) -> RunConfig:
+    """What all runs share. Raises SpecterError if the experiment needs another clock than the scale's."""
+    check_clock(scale, experiment)
     return replace(
         compose([f"model={model}", f"dataset={dataset}"]),
-        kv_capacity=kv_capacity,
-        max_new_tokens=scale.max_new_tokens,
+        kv_capacity=experiment.kv_capacity,
+        max_new_tokens=experiment.max_new_tokens or scale.max_new_tokens,
         warmup_tokens=scale.warmup_tokens,
         results=results,
         clock=scale.clock,
@@ -235,6 +249,10 @@ def _samplings(experiment: Experiment) -> list[SamplingConfig]:
 
 def _hardware(names: Sequence[str]) -> list[Hardware]:
     return [load(Hardware, "hardware", name) for name in names]
+
+
+def _executions(experiment: Experiment, system: SystemConfig) -> list[ExecutionConfig]:
+    return [load(ExecutionConfig, "execution", name) for name in experiment.executions.get(system.name, ["default"])]
 
 
 def _depths(scale: Scale, experiment: Experiment, model: str, system: SystemConfig) -> list[int]:

@@ -70,6 +70,8 @@ class Scale:
         needed = {PROBES.get(name, name) for name in experiments}
         if "transformers_offload" in experiments and self.checkpoint_kind == "hub":
             return []  # it loads the model a second time, in fp32
+        if "decomposition" in experiments and self.clock == "device":
+            return []  # it replays runs on machines that do not exist
         return [model for model in self.models if needed.issubset(self.share(model).experiments)]
 
 
@@ -90,7 +92,15 @@ class Experiment:
     num_datasets: int  # the first ones of the scale
     policies: list[str] = field(default_factory=lambda: ["same_bytes"])
     depths: dict[str, list[int]] = field(default_factory=dict)  # systems that run at other K than `ks`
+    executions: dict[str, list[str]] = field(default_factory=dict)  # systems that run with others than `default`
     kv_capacity: int = 256
+    max_new_tokens: int | None = None  # instead of the scale's
+    trace: bool = False  # write a Chrome trace beside each run
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether only the device clock can time it: the virtual clock charges the default execution."""
+        return any(set(names) - {"default"} for names in self.executions.values())
 
 
 @dataclass
@@ -139,7 +149,28 @@ def load_scale(name: str) -> Scale:
     scale = load(Scale, "scale", name)
     if scale.clock == "device" and not scale.hardware:
         raise SpecterError(f"conf/scale/{name}.yaml measures on no machine", "name the GPU at hand: hardware: [...]")
+    for experiment in {*scale.experiments, *(scale.others.experiments if scale.others else ())}:
+        check_clock(scale, load_experiment(experiment))
     return scale
+
+
+def check_clock(scale: Scale, experiment: Experiment) -> None:
+    """Raises SpecterError if the experiment needs the device clock, and the scale is on the virtual one."""
+    if scale.clock == "virtual" and experiment.needs_device:
+        raise SpecterError(
+            f"experiment {experiment.name} switches executions, which only the device clock times; scale {scale.name} "
+            "is on the virtual clock",
+            "measure it at a scale on the device clock, on a machine with a GPU: snakemake --config scale=standin",
+        )
+
+
+def check_listed(scale: str, experiment: str) -> None:
+    """Raises SpecterError if the scale does not run the experiment."""
+    size = load_scale(scale)
+    check_clock(size, load_experiment(experiment))
+    if experiment not in size.experiments:
+        known = ", ".join(size.experiments)
+        raise SpecterError(f"scale {scale} runs {known}, not {experiment}", f"add it to conf/scale/{scale}.yaml")
 
 
 def load_experiment(name: str) -> Experiment:

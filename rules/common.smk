@@ -57,7 +57,8 @@ def manifests(wildcards, experiment):
 
 
 def runs_of(scale, experiment, only_model=None):
-    """The directories of an experiment's runs."""
+    """The directories of an experiment's runs. Raises an error if the scale does not run the experiment."""
+    scales.check_listed(scale, experiment)
     models = scales.load_scale(scale).models_of(experiment) if only_model is None else [only_model]
     return [
         f"results/{scale}/{experiment}/{model}/{dataset}"
@@ -122,11 +123,13 @@ def records(wildcards, *patterns):
 
 
 def deliverables(scale):
+    size = scales.load_scale(scale)
     return [
         *measured(),
         *figures(scale, "pdf"),
         *figures(scale, "png"),
         *tables(scale, "tex", "md", "csv"),
-        *live_checks(scales.load_scale(scale)),
+        *tidied(scale, size.experiments),
+        *live_checks(size),
         f"results/{scale}/report.html",
     ]

@@ -28,7 +28,7 @@ from harness.scales import load_scale
 from specter import provenance
 from specter.arguments import run_command
 from specter.build import check_paths
-from specter.config import RunConfig, to_yaml
+from specter.config import ExecutionConfig, RunConfig, to_yaml
 from specter.errors import SpecterError
 from specter.files import files_digest, write_whole
 from specter.memory import DoesNotFit
@@ -87,8 +87,10 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """metrics.json is the last file that a run writes."""
-        return (self.directory / "metrics.json").is_file()
+        """metrics.json is the last file that a run writes; one whose run had no trace lacks that."""
+        return (self.directory / "metrics.json").is_file() and (
+            not self.config.trace or (self.directory / "trace.json").is_file()
+        )
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class Runs:
         for run in planned:
             if run.plain_key not in plain:
                 budget = replace(run.config.budget, policy="same_experts")
-                config = replace(run.config, system=LRU, budget=budget, k=1)
+                config = replace(run.config, system=LRU, budget=budget, k=1, execution=ExecutionConfig(), trace=False)
                 plain[run.plain_key] = Run.of(config, tokenizer, root)
         return cls(planned, plain)
 
@@ -154,10 +156,10 @@ def _measure_loaded(
 ) -> None:
     """Runs `todo` on one loaded model."""
 
-    def order(run: Run) -> tuple[bool, int, str, int]:
+    def order(run: Run) -> tuple[bool, str, int, str, int]:
         """References first; then the order that allocates slots and captures graphs least often."""
-        is_reference = plain[run.plain_key].directory == run.directory
-        return not is_reference, slots_of(run.config)[0], run.config.sampling.kind, run.config.depth
+        config, is_reference = run.config, plain[run.plain_key].directory == run.directory
+        return not is_reference, config.execution.label, slots_of(config)[0], config.sampling.kind, config.depth
 
     runner = load(todo[0].config)
     num_threads = torch.get_num_threads()  # loading uses all cores

@@ -13,13 +13,14 @@ import yaml
 
 from harness.jobs import write_table
 from specter.arguments import run_command
+from specter.config import ExecutionConfig
 from specter.errors import SpecterError
 
 Row = dict[str, Any]
 # Columns that a round has of its run.
 RUN_KEYS = (
-    "model", "checkpoint_kind", "charged_as", "system", "budget", "policy", "dataset", "sampling", "hardware", "clock",
-    "k", "input", "prompt_tokens",
+    "model", "checkpoint_kind", "charged_as", "system", "execution", "budget", "policy", "dataset", "sampling",
+    "hardware", "clock", "k", "input", "prompt_tokens",
 )  # fmt: skip
 
 
@@ -54,6 +55,8 @@ def settings(directory: Path) -> Row:
         "input": config["input"],
         "prompt_tokens": config["prompt_tokens"],
         "max_new_tokens": config["max_new_tokens"],
+        "execution": ExecutionConfig(**config["execution"]).label or "default",
+        **config["execution"],
     }
 
 

@@ -16,7 +16,7 @@ from harness.jobs.measure import Runs, check_lossless, entries, measure, publish
 from harness.jobs.tidy import gather
 from harness.plan import TextKey, compose, experiment_runs
 from harness.recordings import RECORDING
-from specter.config import BudgetConfig, ModelConfig, RunConfig
+from specter.config import BudgetConfig, ExecutionConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.models.cpu.live import LiveModel
 from specter.prompts import load_tokenizer
@@ -99,7 +99,14 @@ def test_every_run_is_kept_compared_and_recorded(live: LiveModel, configs: list[
     publish(runs, tmp_path / "out")
     frame, rounds = gather([tmp_path / "out"])
     assert len(frame) == len(configs)
-    assert len(rounds) == frame["num_rounds"].sum()
+    keys = ["system", "budget"]
+    assert rounds.groupby(keys).size().to_dict() == frame[frame["fits_budget"]].set_index(keys)["num_rounds"].to_dict()
+    first = next(run for run in runs.planned if run.config.system.name == "specter_deadline")
+    lines = [json.loads(line) for line in (first.directory / "rounds.jsonl").read_text().splitlines()]
+    mine = rounds[(rounds["system"] == "specter_deadline") & (rounds["budget"] == first.config.budget.tier)]
+    assert mine["round"].tolist() == list(range(len(lines))) and mine["k"].unique().tolist() == [3]
+    for key in ("end_ms", "fetch_bytes", "accepted_len"):
+        assert mine[key].tolist() == [line[key] for line in lines]
     misfit = frame[~frame["fits_budget"]]
     assert misfit[["system", "budget", "clock"]].values.tolist() == [[*MISFIT, "device"]]
     assert frame[frame["fits_budget"]]["agrees_with_plain"].eq(True).all()
@@ -108,6 +115,29 @@ def test_every_run_is_kept_compared_and_recorded(live: LiveModel, configs: list[
     assert all(path.is_file() for path in found.values())
     noted = json.loads((runs.planned[0].directory / "env.json").read_text())
     assert noted["gpu"] == "none" and noted["driver_version"] == "1"
+
+
+def test_executions_are_runs_of_their_own_with_one_reference(
+    live: LiveModel, configs: list[RunConfig], tmp_path: Path
+) -> None:
+    executions = [ExecutionConfig(), ExecutionConfig(fused=False), ExecutionConfig(overlap=False)]
+    both = [dataclasses.replace(configs[0], execution=one) for one in executions]
+    runner = Runner(live)
+    runs = run(both, runner, tmp_path / "measured")
+    assert runner.names == ["lru", *["specter_deadline"] * 3] and len(runs.plain) == 1
+    publish(runs, tmp_path / "out")
+    frame, rounds = gather([tmp_path / "out"])
+    assert frame["execution"].tolist() == ["default", "serial", "unfused"]
+    assert frame[["fused", "graphs", "overlap"]].to_numpy().tolist() == [[1, 1, 1], [1, 1, 0], [0, 1, 1]]
+    assert set(rounds["execution"]) == set(frame["execution"])
+
+
+def test_a_run_without_its_trace_is_measured_again(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
+    run(configs[:1], Runner(live), tmp_path)
+    again = Runner(live)
+    runs = run([dataclasses.replace(configs[0], trace=True)], again, tmp_path)
+    assert again.names == ["specter_deadline"]  # not the reference
+    assert runs.planned[0].is_finished and (runs.planned[0].directory / "trace.json").is_file()
 
 
 def test_what_is_larger_than_the_device_is_a_result(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness import catalogue, plan, scales
 from harness.jobs.live_check import sample
@@ -97,3 +99,61 @@ def test_a_scale_lists_the_figures_and_tables_that_it_can_fill() -> None:
             assert name.startswith("device.") or set(registry[name].sources) <= known, name
     assert "depth_profile_published" not in catalogue.tables("laptop")
     assert "depth_profile_published" in catalogue.tables("paper")
+
+
+def test_a_system_runs_under_the_executions_that_an_experiment_gives_it() -> None:
+    runs = plan.experiment_runs("standin", "ablation", "deepseek_v2_lite", "gsm8k")
+    labels = {name: {c.execution.label for c in runs if c.system.name == name} for name in load_systems("ablation")}
+    assert labels.pop("specter_deadline") == {"", "unfused", "ungraphed", "serial"}
+    assert len(labels) == 6 and all(others == {""} for others in labels.values())
+    assert {(c.clock, c.budget.policy, c.hardware.name) for c in runs} == {("device", "same_experts", "h200_pcie5")}
+    names = [run_id(config) for config in runs]
+    assert len(set(names)) == len(names) and any(name.endswith("-unfused") for name in names)
+    stress = plan.experiment_runs("standin", "stress", "deepseek_v2_lite", "gsm8k")
+    assert {c.execution.stress_seed for c in stress} == {None, 0}
+    assert {c.max_new_tokens for c in stress} == {35}
+
+
+def load_systems(experiment: str) -> list[str]:
+    return scales.load_experiment(experiment).systems
+
+
+def test_an_experiment_of_executions_is_refused_on_the_virtual_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpecterError, match="(?s)ablation switches executions.* virtual clock.*device clock"):
+        plan.experiment_runs("laptop", "ablation", *ARGUMENTS[2:])
+    for clock in ("virtual", "device"):
+        listed = yaml.safe_load(Path("conf/scale/standin.yaml").read_text()) | {"clock": clock, "name": clock}
+        path = tmp_path / f"conf/scale/lists_families_{clock}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(listed | {"experiments": ["main"]}))  # `others` lists families
+    (tmp_path / "conf/experiment").symlink_to(Path("conf/experiment").resolve())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecterError, match="families switches executions"):
+        scales.load_scale("lists_families_virtual")
+    assert scales.load_scale("lists_families_device").clock == "device"
+
+
+def test_a_scale_says_what_it_does_not_run() -> None:
+    with pytest.raises(SpecterError, match="(?s)scale smoke runs main, .*, not hardware.*conf/scale/smoke.yaml"):
+        scales.check_listed("smoke", "hardware")
+    with pytest.raises(SpecterError, match="device clock"):
+        scales.check_listed("smoke", "stress")
+    for scale in ("smoke", "laptop", "paper", "standin"):
+        for experiment in scales.load_scale(scale).experiments:
+            scales.check_listed(scale, experiment)
+
+
+def test_what_needs_the_virtual_clock_is_not_in_a_measured_scale() -> None:
+    assert "rivals" in scales.load_scale("standin").experiments
+    assert scales.load_scale("standin").models_of("rivals", "decomposition") == []
+    assert "decomposition" not in catalogue.figures("standin") and "rivals" in catalogue.figures("standin")
+
+
+@pytest.mark.parametrize(("key", "changes"), [("title", False), ("colour", False), ("num_staging", True)])
+def test_labels_are_not_in_a_plans_digest(key: str, changes: bool) -> None:
+    runs = plan.experiment_runs(*ARGUMENTS)
+    value = 3 if key == "num_staging" else "another"
+    other = [dataclasses.replace(one, system=dataclasses.replace(one.system, **{key: value})) for one in runs]
+    assert (plan.digest(other) != plan.digest(runs)) == changes
