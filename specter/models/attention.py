@@ -1,9 +1,8 @@
-"""Attention over the KV cache, one form for all families: queries of some heads share a key head.
+"""Attention over the KV cache, one form for all families: groups of query heads share a key head.
 
 Multi-head latent attention is absorbed (arXiv 2405.04434, 2.1.2): q·k = (W_uk^T q_nope)·c + q_pe·k_pe and
-o = W_o W_uv (sum p c), so W_uk is folded into the query projection, W_uv into the output projection, and the one key
-head is the cached latent with its rotary key. Plain heads keep keys and values. Norm gains and biases and the softmax
-scale are folded into the projections.
+o = W_o W_uv (sum p c), so W_uk is folded into the query projection, W_uv into the output projection, and the single key
+head is the cached latent with its rotary key. Norm gains, biases and the softmax scale are folded into the projections.
 """
 
 from __future__ import annotations
@@ -21,20 +20,17 @@ from specter.models.elementwise import add_bias, inverse_rms
 from specter.models.rope import interleave_halves, rotary_table, softmax_scale
 from specter.models.spec import ModelSpec
 
-LATENT_NORM_EPS = 1e-6  # the published model's, whatever rms_norm_eps says
-_MASKED = -1e30  # finite: exp of it is exactly 0, and 0 times a finite key leaves no trace
+LATENT_NORM_EPS = 1e-6  # of the published model, which ignores rms_norm_eps
+_MASKED = -1e30  # finite: its exp is exactly 0, and 0 times a finite key is 0
 Get = Callable[[str], Tensor]  # a layer's tensor by its name within the layer
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """W is key_width, Hk the number of key heads, Vw value_width.
+    """Folded projections; W is key_width, Hk the number of key heads, Vw value_width."""
 
-    into: H queries and Hk keys of W channels, then Hk values of Vw; with latents, the key is the latent and its rotary
-    key, and there are no values.
-    """
-
-    into: Tensor  # [D, (H + Hk) * W (+ Hk * Vw)]
+    # [D, (H + Hk) * W (+ Hk * Vw)]: queries, keys, values. A latent's key is the latent and its rotary key; no values.
+    into: Tensor
     into_bias: Tensor | None
     out: Tensor  # [H * Vw, D]
     out_bias: Tensor | None
@@ -83,7 +79,7 @@ def _stack(spec: ModelSpec, get: Get) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 class RotaryPairs:
-    """Turns by position of pairs of a head's channels, complex [capacity, W / 2]; a latent's are 1."""
+    """Rotations of channel pairs by position, complex [capacity, W / 2]; 1 for a latent's channels."""
 
     def __init__(self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
         cos, sin = rotary_table(spec, capacity)
@@ -93,9 +89,9 @@ class RotaryPairs:
 
 
 class Span:
-    """Consecutive positions of one pass in whole tiles, and what attention over them needs in every layer.
+    """Consecutive positions of one pass in whole tiles, with the masks and views that every layer's attention uses.
 
-    Made once per pass. Rows from `num_rows` on are padding: they are computed, and written nowhere.
+    Rows from `num_rows` on are padding: computed, but not stored.
     """
 
     def __init__(self, rotary: RotaryPairs, cache: KVCache, scratch: Scratch, position: int, num_rows: int) -> None:
@@ -109,21 +105,21 @@ class Span:
         positions.clamp_(max=cache.capacity - 1)
         self.turns = rotary.turns[positions][:, None]  # complex [R, 1, W / 2]
         hidden = torch.arange(cache.storage, device=entries.device) > positions[:, None]
-        # Per part of a tile with a real row: its mask [r, 1, storage], added to scores, and how many key blocks its
-        # real rows can see.
+        # Per part of a tile with a real row: its mask [r, 1, storage], added to scores, and the number of key blocks
+        # visible to its real rows.
         masks = hidden.to(entries.dtype).mul_(_MASKED)[:, None].split(scratch.part_rows)
         ends = range(position + scratch.part_rows, end + scratch.part_rows, scratch.part_rows)
         self.parts = [(mask, -(-min(e, end) // KEY_BLOCK)) for mask, e in zip(masks, ends, strict=False)]
         self.new = scratch.entries[:num_rows]
-        self.stored = entries[:, position:end].unbind(0)  # by layer: where `new` belongs
-        scratch.scores.zero_()  # whatever an earlier pass left, NaN of an empty slot for one
+        self.stored = entries[:, position:end].unbind(0)  # by layer: the destination of `new`
+        scratch.scores.zero_()  # an earlier pass may have left NaN
 
 
 def attend(mm: Product, weights: AttentionWeights, x: Tensor, span: Span, cache: KVCache, layer: int) -> Tensor:
     """Attention of x [R, D] (normalised, without gain) over the cache, to which the real rows are written.
 
-    Products run on whole tiles, or parts of them of one size, and on key blocks of one size. A block that no real row
-    sees is left out: it would add exact zeros, since the softmax always runs over the whole storage, masked.
+    Products have fixed shapes: whole tiles or equal parts of them, and equal key blocks. Blocks that no real row sees
+    are skipped: they would add exact zeros, since the softmax runs over the whole masked storage.
     """
     scratch, blocks = span.scratch, cache.blocks[layer]
     tiled_product(mm, x, weights.into, span.tile, out=scratch.wide)

@@ -1,7 +1,4 @@
-"""Textbook forms over whole sequences, for training and calibration: no fixed tile, no KV cache, differentiable.
-
-Matrices are [out, in] as on the hub and keep their type.
-"""
+"""Differentiable forms over whole sequences for training, without tiles and KV cache; matrices are [out, in]."""
 
 from __future__ import annotations
 
@@ -25,14 +22,13 @@ def causal_attention(spec: ModelSpec, weights: Mapping[str, Tensor], h: Tensor, 
     """Causal self-attention of normalised states h [B, T, D] -> [B, T, D].
 
     Args:
-        weights: q, o, and kv_a, kv_norm, kv_b (latents) or k, v; where the family has them q_bias, k_bias, v_bias,
-            o_bias.
+        weights: q, o, and kv_a, kv_norm, kv_b (latents) or k, v; optionally q_bias, k_bias, v_bias, o_bias.
         cos: [T, rope_dim / 2], and sin likewise.
     """
     cos, sin = cos[: h.shape[1], None], sin[: h.shape[1], None]
     make = _latent_heads if spec.is_latent else _plain_heads
     q, k, v = (part.transpose(1, 2) for part in make(spec, weights, h, cos, sin))
-    # Flash attention wants one head width: v is padded with zeros to that of q and k.
+    # Flash attention needs one head width: v is zero-padded to that of q and k.
     v = F.pad(v, (0, spec.qk_dim - spec.v_dim))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=softmax_scale(spec))
     return F.linear(out[..., : spec.v_dim].transpose(1, 2).flatten(2), weights["o"], weights.get("o_bias"))

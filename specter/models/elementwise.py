@@ -1,4 +1,4 @@
-"""What happens to rows one by one: the families' norms, and biases."""
+"""Row-wise operations: norms and biases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specter.models.spec import ModelSpec
 
 
 def norm(spec: ModelSpec, x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """The family's norm of x [..., D], RMSNorm or LayerNorm; without gain where the next matrix has it folded in."""
+    """RMSNorm or LayerNorm of x [..., D]; without gain where the next matrix has it folded in."""
     if spec.layer_norm:
         unit = F.layer_norm(x, (spec.hidden,), None, None, spec.norm_eps)
     else:
@@ -21,14 +21,14 @@ def norm(spec: ModelSpec, x: Tensor, gain: Tensor | None = None, bias: Tensor | 
 
 
 def affine(x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
-    """What is left to do for a norm's gain and bias that no next matrix has folded in."""
+    """A norm's gain and bias, where no matrix has them folded in."""
     return x * gain if bias is None else torch.addcmul(bias, x, gain)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean of squares + eps) of the rows of x [..., D] -> [..., 1]: what RMSNorm scales a row by.
+    """1 / sqrt(mean of squares + eps) of the rows of x [..., D] -> [..., 1].
 
-    F.rms_norm on a CPU is made of more operations, each of which costs more than the arithmetic of a narrow row.
+    F.rms_norm on a CPU takes more operations, each costing more than the arithmetic of a narrow row.
     """
     squares = torch.linalg.vecdot(x, x)
     mean = torch.add(_constant(eps, x.dtype, x.device), squares, alpha=1 / x.shape[-1])
@@ -41,5 +41,5 @@ def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # whoever asks first, it serves passes and training alike
+    with torch.inference_mode(False):  # cached across passes and training
         return torch.tensor(value, dtype=dtype, device=device)

@@ -1,8 +1,7 @@
 """The shipping format of stand-in checkpoints: int8 codes with one fp16 scale per row.
 
-Every tensor of two or more dimensions becomes `name` (int8, same shape) and `name.scale`
-(fp16, shape[:-1]); everything else stays as it is. The decoded values *are* the checkpoint:
-whatever is measured is measured on them.
+Every tensor of two or more dimensions becomes `name` (int8, same shape) and `name.scale` (fp16, shape[:-1]); others
+become fp16. Everything is measured on the decoded values.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ FORMAT = "specter-int8-v1"
 
 
 def encode(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Codes a state dict; inverse up to rounding of `decode`."""
+    """Codes a state dict; inverse of `decode_tensor` up to rounding."""
     coded: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() < 2:

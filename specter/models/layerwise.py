@@ -1,7 +1,7 @@
-"""The target one layer at a time, over whole sequences at once: for calibration and for the fidelity study.
+"""The target one layer at a time over whole sequences, in fp32, for calibration and the fidelity study.
 
-Weights are read from the checkpoint layer by layer and dropped again, so a full-size model needs the room of one layer
-plus the hidden states. fp32, without fixed tiles and KV cache: numbers, not bits, are those of the decoder.
+Weights are read layer by layer and dropped, so a full-size model needs memory for one layer and the hidden states.
+Without fixed tiles and KV cache: equal to the decoder up to rounding, not bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Source(TensorSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Attention's operands of some sequences; W, V as in `AttentionWeights`."""
+    """Operands of attention; W, V as in `AttentionWeights`."""
 
     queries: Tensor  # [B, H, T, W]
     keys: Tensor  # [B, Hk, T, W]
@@ -38,18 +38,18 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
-    """What an MoE layer's experts read, and what their sum is added to."""
+class Routed:
+    """The input of a MoE layer's routed experts, and the base to which their sum is added."""
 
-    hidden: Tensor  # [B, T, D], behind the norm
-    base: Tensor  # [B, T, D], the residual stream and the shared experts
+    hidden: Tensor  # [B, T, D], after the norm
+    base: Tensor  # [B, T, D], residual stream and shared experts
     logits: Tensor  # [B, T, E], the router's
     gains: Tensor  # [B, T, k]
     routing: Tensor  # int64 [B, T, k], in rank order
 
 
 class TargetLayer:
-    """One layer without its routed experts, on `device`; sequences have `length` tokens at most."""
+    """One layer without its routed experts, on `device`, for sequences of at most `length` tokens."""
 
     def __init__(self, source: Source, index: int, length: int, device: torch.device | str) -> None:
         def place(tensor: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class TargetLayer:
         self._turns = RotaryPairs(self.spec, length, torch.float32, device).turns
 
     def heads(self, x: Tensor) -> Heads:
-        """Of states [B, T, D]: rotated queries and keys (with the softmax scale), and values."""
+        """Rotated queries and keys (with the softmax scale) and values of states [B, T, D]."""
         spec, attention = self.spec, self._weights.attention
         wide = add_bias(norm(spec, x) @ attention.into, attention.into_bias)
         num_rotated = (spec.num_heads + spec.num_key_heads) * spec.key_width
@@ -77,21 +77,21 @@ class TargetLayer:
         return Heads(queries, keys, wide[..., num_rotated:].unflatten(-1, (-1, spec.value_width)).transpose(1, 2))
 
     def attend(self, x: Tensor, heads: Heads, mask: Tensor | None = None) -> Tensor:
-        """x plus attention; causal, or by a boolean mask [T, keys] that says what is seen."""
+        """x plus attention; causal, or by a boolean mask [T, keys] of visible keys."""
         group = self.spec.num_heads // self.spec.num_key_heads
         value_width, attention = heads.values.shape[-1], self._weights.attention
         keys, values = (part.repeat_interleave(group, dim=1) for part in (heads.keys, heads.values))
-        values = F.pad(values, (0, heads.queries.shape[-1] - value_width))  # the fast kernels want one head width
+        values = F.pad(values, (0, heads.queries.shape[-1] - value_width))  # fast kernels need one head width
         context = F.scaled_dot_product_attention(heads.queries, keys, values, mask, is_causal=mask is None, scale=1.0)
         out = context[..., :value_width].transpose(1, 2).flatten(2) @ attention.out
         return x + add_bias(out, attention.out_bias)
 
     def dense(self, x: Tensor) -> Tensor:
-        """The output [B, T, D] of a dense layer, whose states behind attention are x."""
+        """The output [B, T, D] of a dense layer from states x after attention."""
         return x + gated(self._normed(x) @ self._weights.wide) @ self._weights.down
 
-    def mix(self, x: Tensor) -> Mixed:
-        """What an MoE layer makes of states x [B, T, D] behind attention, up to its routed experts."""
+    def route(self, x: Tensor) -> Routed:
+        """Router and shared experts of a MoE layer, on states x [B, T, D] after attention."""
         spec = self.spec
         hidden = self._normed(x)
         wide = hidden @ self._weights.wide
@@ -100,14 +100,14 @@ class TargetLayer:
             shared = shared * wide[..., spec.num_experts, None].sigmoid()
         logits = wide[..., : spec.num_experts]
         gains, routing = (part.unflatten(0, logits.shape[:-1]) for part in route(spec, logits.flatten(0, -2)))
-        return Mixed(hidden, x + shared, logits, gains, routing)
+        return Routed(hidden, x + shared, logits, gains, routing)
 
     def _normed(self, x: Tensor) -> Tensor:
         return norm(self.spec, x, self._weights.norm, self._weights.norm_bias)
 
 
 def embed(source: Source, tokens: Tensor, device: torch.device | str) -> list[Tensor]:
-    """States that enter layer 0: tokens int64 [sequences, T] as batches fp32 [B, T, D]."""
+    """Inputs of layer 0: tokens int64 [sequences, T] as batches fp32 [B, T, D]."""
     embedding = source.tensor("model.embed_tokens.weight").to(device)
     return [F.embedding(part, embedding).float() for part in tokens.to(device).split(SEQUENCES_AT_ONCE)]
 
@@ -122,5 +122,5 @@ class TargetHead:
         self._bias = None if bias is None else bias.to(device, torch.float32)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of final states [rows, D]: [rows, V]."""
+        """Logits [rows, V] of final states [rows, D]."""
         return add_bias(norm(self._spec, x) @ self._head, self._bias)

@@ -1,8 +1,8 @@
 """Names and shapes of a checkpoint's tensors.
 
-Inside Specter every family uses one set of names, DeepSeek-V2's: `mlp.gate` is the router, `mlp.shared_experts` the
-shared expert, `mlp.experts.N.{gate,up,down}_proj` a routed one. Files use the names of their family, some of them two
-sets (the publisher's and transformers' own); `canonical` reads both, `on_hub` writes the publisher's.
+Specter uses DeepSeek-V2's names for every family: `mlp.gate` is the router, `mlp.shared_experts` the shared expert,
+`mlp.experts.N.{gate,up,down}_proj` a routed one. Files use the publisher's or transformers' names: `canonical` reads
+both, `on_hub` writes the publisher's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def on_hub(family: str, name: str) -> str:
 
 
 def expected_shapes(spec: ModelSpec, fused: bool = False) -> dict[str, Shape]:
-    """Name and shape of every tensor of a checkpoint, routed experts one by one or `fused` by layer."""
+    """Name and shape of every tensor of a checkpoint; routed experts separate, or `fused` per layer."""
     hidden, inter, num_experts = spec.hidden, spec.expert_inter, spec.num_experts
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (spec.vocab, hidden),

@@ -1,7 +1,6 @@
-"""Routing with one answer: by weight descending, equal weights by the lower index.
+"""Deterministic routing: by weight descending, equal weights by the lower index.
 
-Every reduction runs along a row, or term by term in a fixed order, so that a row's bits do not depend on its
-neighbours.
+Reductions run along a row or term by term in a fixed order, so a row's bits do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -54,9 +53,11 @@ def grouped_top_k(logits: Tensor, k: int, num_groups: int, top_groups: int) -> t
 
 
 def sparsemixer(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
-    """Two experts, each weighted by a softmax of its own (arXiv 2409.12136, inference form): the best expert among
-    those within 2 * jitter of it, relatively; then the second likewise, without the first. The weights do not add up
-    to 1."""
+    """Two experts, each weighted by its own softmax (arXiv 2409.12136, inference form).
+
+    The first softmax is over the experts within 2 * jitter of the best, relatively; the second likewise, without the
+    first expert. The weights do not sum to 1.
+    """
     peaks, experts, without_first = _best_two(logits)
     peaks, experts = peaks.unsqueeze(-1), experts.unsqueeze(-1)  # [rows, 2, 1]
     all_logits = logits.unsqueeze(1)
@@ -83,5 +84,5 @@ def _best(scores: Tensor, k: int) -> Tensor:
 
 @cache
 def _reversed_index(num: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # whoever asks first, it serves passes and training alike
+    with torch.inference_mode(False):  # cached across passes and training
         return torch.arange(num - 1, -1, -1, device=device)  # int64, and so are sums with it

@@ -38,7 +38,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Dimensions of a model and the parts that tell its family apart (dims as in docs/structure.md).
+    """Dimensions and architecture of a model (dims as in docs/structure.md).
 
     Attention is multi-head latent (`kv_lora` above 0: one latent and one rotary key per position, queries of
     `nope_dim` + `rope_dim`), or has `num_kv_heads` keys and values of `rope_dim` = `v_dim` channels, all rotated.
@@ -71,7 +71,7 @@ class ModelSpec:
     layer_norm: bool = False  # LayerNorm with bias instead of RMSNorm
     shared_gate: bool = False  # the shared expert is weighted by a sigmoid
     norm_top_k: bool = False  # router weights are divided by their sum
-    num_groups: int = 1  # experts are chosen from the `top_groups` best of so many groups
+    num_groups: int = 1  # experts are chosen from the `top_groups` best groups
     top_groups: int = 1
     router: str = "softmax"  # or "sparsemixer"
     router_jitter: float = 0.0  # sparsemixer masks logits that are twice this below the best, relatively
@@ -96,7 +96,7 @@ class ModelSpec:
 
     @property
     def key_width(self) -> int:
-        """Channels that a query is multiplied with; of latents, the absorbed query's."""
+        """Channels of a key head; with latents, of the absorbed query."""
         return self.kv_lora + self.rope_dim if self.is_latent else self.rope_dim
 
     @property
@@ -105,7 +105,7 @@ class ModelSpec:
 
     @property
     def kv_width(self) -> int:
-        """Numbers that the KV cache holds per position and layer."""
+        """Values in the KV cache per position and layer."""
         return self.key_width if self.is_latent else self.num_kv_heads * (self.key_width + self.value_width)
 
     @property
@@ -126,12 +126,12 @@ class ModelSpec:
 
     @property
     def num_router_out(self) -> int:
-        """Channels of one layer's router, with that of the shared expert's gate where there is one."""
+        """Channels of one layer's router, including the shared expert's gate if any."""
         return self.num_experts + self.shared_gate
 
     @property
     def non_expert_params(self) -> int:
-        """All weights that draft and target share (embedding, attention, dense, shared, router); no vectors."""
+        """Weights shared by draft and target (embedding, attention, dense, shared, router), without vectors."""
         moe = self.num_moe_layers * (3 * self.hidden * self.shared_inter + self.num_router_out * self.hidden)
         dense = self.num_dense_layers * 3 * self.hidden * self.dense_inter
         vocabulary = (1 if self.tied else 2) * self.vocab * self.hidden

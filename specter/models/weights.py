@@ -1,4 +1,4 @@
-"""The decoder's weights: what target and draft share, folded for speed, and the draft's own experts."""
+"""The decoder's weights: folded ones shared by target and draft, and the draft's experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specter.quantize.int4 import Int4Experts
 
 
 class TensorSource(Protocol):
-    """A `Checkpoint`, or anything that has its tensors."""
+    """A `Checkpoint`, or another source of its tensors."""
 
     spec: ModelSpec
 
@@ -38,7 +38,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All that target and draft share."""
+    """The weights shared by target and draft."""
 
     embedding: Tensor  # [V, D]
     layers: list[LayerWeights]
@@ -64,7 +64,7 @@ class DecoderWeights:
 
 
 def load_head(checkpoint: TensorSource) -> tuple[Tensor, Tensor | None]:
-    """The head [V, D] with the final norm's gain folded in, and its bias [V] with the norm's, where there is one."""
+    """The head [V, D] with the final norm's gain folded in, and its bias [V] with the norm's, if any."""
     spec = checkpoint.spec
     head = checkpoint.tensor("model.embed_tokens.weight" if spec.tied else "lm_head.weight")
     bias = checkpoint.tensor("lm_head.bias") if spec.head_bias else None
@@ -99,11 +99,11 @@ def load_layer(checkpoint: TensorSource, layer: int, place: Callable[[Tensor], T
 
 
 class DraftExperts:
-    """The draft's routed experts: INT4 values, dequantised once: gate_up [Lm, E, 2F, D], down_t [Lm, E, F, D]."""
+    """The draft's routed experts, dequantized once: gate_up [Lm, E, 2F, D], down_t [Lm, E, F, D]."""
 
     def __init__(self, quantized: Int4Experts, dtype: torch.dtype, device: torch.device | str) -> None:
         gate, up = quantized.gate.dequantize(dtype), quantized.up.dequantize(dtype)
-        if quantized.input_scales is not None:  # AWQ: of the input, so of the columns
+        if quantized.input_scales is not None:  # AWQ: factors of the input, so of the columns
             columns = quantized.input_scales.to(dtype)[:, None, None]
             gate, up = gate * columns, up * columns
         self.gate_up = torch.cat((gate, up), dim=2).to(device)
@@ -111,7 +111,7 @@ class DraftExperts:
         self._layers = list(zip(self.gate_up, self.down_t, strict=True))
 
     def add(self, base: Tensor, layer: int, experts: Tensor, weights: Tensor, x: Tensor) -> Tensor:
-        """base [1, D] and the weighted sum, weights [1, k], of experts int64 [k] of MoE layer `layer` on x [1, D]."""
+        """base [1, D] plus the sum, by weights [1, k], of experts int64 [k] of MoE layer `layer` on x [1, D]."""
         gate_up, down = self._layers[layer]
         wide = gate_up.index_select(0, experts).view(-1, x.shape[1]).mv(x.view(-1))
         inner = gated(wide.view(len(experts), -1)).mul_(weights.view(-1, 1))

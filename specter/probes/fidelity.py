@@ -1,8 +1,8 @@
-"""How far a low-bit copy of the experts routes like the original: teacher-forced, over whole texts, layer by layer.
+"""Routing agreement of low-bit copies of the experts with the original, teacher-forced over whole texts.
 
-Every draft is the target with other routed experts: embeddings, attention, norms, routers, shared experts and head are
-one copy. As in a round of K = `window`, a draft sees the target's keys and values before its window and its own within
-it. All drafts go through a layer together, so that a full-size model is read once, and only one layer of it is held.
+A draft is the target with other routed experts; all other weights are shared. As in a round of K = `window`, a draft
+sees the target's keys and values before its window and its own within it. All drafts go through a layer together, so a
+full-size model is read once, one layer at a time.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.models.layerwise import Heads, Source, TargetHead, TargetLayer, embed
-from specter.quantize.activations import add_routed, join, load_experts, run_experts
+from specter.quantize.activations import add_experts, join, load_experts, run_experts
 from specter.quantize.layer import LayerExperts
 
-ROWS_AT_ONCE = 1024  # of the logits: bounds their memory
-# A draft's experts of one MoE layer, given the target's; as fp32 values, whatever the method stores.
+ROWS_AT_ONCE = 1024  # bounds the memory of the logits
+# A draft's fp32 experts of one MoE layer from the target's.
 DraftExperts = Callable[[int, LayerExperts], LayerExperts]
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts of equal or unequal length, side by side."""
+    """A batch of texts."""
 
     tokens: Tensor  # int64 [N, T], padded at the end with any token
     lengths: Tensor  # int64 [N]
-    first: int  # position of the first draft step: what lies before is the prompt
+    first: int  # position of the first draft step, after the prompt
 
     def is_real(self) -> Tensor:
-        """Which positions from `first` on hold text, bool [N, T - first]."""
+        """Positions from `first` on that hold text, bool [N, T - first]."""
         return torch.arange(self.first, self.tokens.shape[1]) < self.lengths[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What one model did at every position from `first` on, P = T - first."""
+    """One model's outcome at every position from `first` on, P = T - first."""
 
     routing: Tensor  # int16 [N, P, MoE layers, k], in rank order
     choices: Tensor  # int64 [N, P], the most probable next token
@@ -47,15 +47,15 @@ class Followed:
 @dataclass(frozen=True, slots=True)
 class Study:
     target: Followed
-    margins: Tensor  # fp32 [N, P, MoE layers]: by how much the k-th router logit exceeds the next one
+    margins: Tensor  # fp32 [N, P, MoE layers]: the k-th router logit less the next one
     drafts: dict[str, Followed]
 
 
 def window_mask(num_tokens: int, first: int, window: int) -> Tensor:
-    """What a draft sees, bool [T, 2 T]: of the target's keys (left) those before its window, of its own the rest."""
+    """A draft's visible keys, bool [T, 2 T]: the target's (left) before its window, its own within it."""
     position = torch.arange(num_tokens)
     start = (first + (position - first).div(window, rounding_mode="floor") * window).clamp(min=0)
-    start = start.where(position >= first, 0)  # the prompt is never drafted; its rows only need some keys
+    start = start.where(position >= first, 0)  # the prompt is not drafted; its rows need any keys
     of_target = position < start[:, None]
     of_draft = (position >= start[:, None]) & (position <= position[:, None])
     return torch.cat((of_target, of_draft), 1)
@@ -126,11 +126,11 @@ def _moe(
     layer: TargetLayer, experts: LayerExperts, states: list[Tensor], first: int
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """The layer's output, its routing int16 [N, P, k] on the CPU, and the router's logits [N, P, E]."""
-    mixed = [layer.mix(x) for x in states]
-    inputs, gains = join(mixed)
-    routing = torch.cat([one.routing[:, first:] for one in mixed]).to(torch.int16).cpu()
-    logits = torch.cat([one.logits[:, first:] for one in mixed])
-    return add_routed(mixed, run_experts(experts, inputs, gains)), routing, logits
+    routed = [layer.route(x) for x in states]
+    inputs, gains = join(routed)
+    routing = torch.cat([one.routing[:, first:] for one in routed]).to(torch.int16).cpu()
+    logits = torch.cat([one.logits[:, first:] for one in routed])
+    return add_experts(routed, run_experts(experts, inputs, gains)), routing, logits
 
 
 def _choices(head: TargetHead, states: list[Tensor], first: int) -> Tensor:
@@ -145,10 +145,10 @@ def _choices(head: TargetHead, states: list[Tensor], first: int) -> Tensor:
 
 
 def set_match(draft: Tensor, target: Tensor) -> Tensor:
-    """Share of the target's experts that the draft chose too, whatever the rank."""
+    """Share of the target's experts that are among the draft's, at any rank."""
     return (draft[..., :, None] == target[..., None, :]).any(-2).float().mean(-1)
 
 
 def order_match(draft: Tensor, target: Tensor) -> Tensor:
-    """Share of ranks with the same expert on both sides."""
+    """Share of ranks with equal experts."""
     return (draft == target).float().mean(-1)

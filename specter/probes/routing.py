@@ -1,4 +1,4 @@
-"""What an INT4 draft is worth, from recordings: routing fidelity, acceptance, expert union. No clock is involved."""
+"""Quality of an INT4 draft from recordings: routing fidelity, acceptance, expert union."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specter.recording import Recording
 
 
 def match(draft: NDArray[np.int16], target: NDArray[np.int16]) -> NDArray[np.float64]:
-    """Share of the target's experts that the draft chose too, whatever the rank: [..., k], [..., k] -> [...]."""
+    """Share of the target's experts that are among the draft's, at any rank: [..., k], [..., k] -> [...]."""
     shares: NDArray[np.float64] = (draft[..., :, None] == target[..., None, :]).any(-2).mean(-1)
     return shares
 
@@ -21,8 +21,8 @@ def match(draft: NDArray[np.int16], target: NDArray[np.int16]) -> NDArray[np.flo
 def generated_matches(recordings: Iterable[Recording]) -> NDArray[np.float64]:
     """`match` per position and layer [N, MoE layers], where draft and target saw the same committed prefix.
 
-    Draft step j and row j of the verification process the same token. Rows behind the first rejected draft follow a
-    text that was not kept, and are left out.
+    Draft step j and row j of the verification process the same token. Rows after the first rejected draft are left out:
+    their text was not committed.
     """
     found = []
     for recording in recordings:
@@ -34,7 +34,7 @@ def generated_matches(recordings: Iterable[Recording]) -> NDArray[np.float64]:
 
 
 def acceptance(recordings: Iterable[Recording]) -> tuple[int, int]:
-    """Accepted drafts and examined ones (the accepted and the first rejected of every round)."""
+    """Accepted and examined drafts; examined are the accepted and the first rejected of every round."""
     accepted = examined = 0
     for recording in recordings:
         for one in recording.passes[1:]:
@@ -45,10 +45,7 @@ def acceptance(recordings: Iterable[Recording]) -> tuple[int, int]:
 
 
 def accepted_runs(recordings: Iterable[Recording]) -> list[int]:
-    """Lengths of runs of accepted drafts, each ended by a rejection; a run goes on over rounds that accept everything.
-
-    The last run of a text, which no rejection ended, is left out.
-    """
+    """Lengths of runs of accepted drafts that end in a rejection; a run may span several rounds."""
     lengths = []
     for recording in recordings:
         length = 0
@@ -62,14 +59,14 @@ def accepted_runs(recordings: Iterable[Recording]) -> list[int]:
 
 
 def runs_of(agrees: NDArray[np.bool_]) -> list[int]:
-    """The same of a given text [T], where draft and target chose at every position."""
+    """`accepted_runs` from the agreement of draft and target at every position of a text [T]."""
     ends = np.flatnonzero(~agrees)
     lengths: list[int] = (np.diff(ends, prepend=-1) - 1).tolist()
     return lengths
 
 
 def expected_run(acceptance: float) -> float:
-    """E[A] = alpha / (1 - alpha): how many drafts are accepted in a row if each is with probability alpha."""
+    """E[A] = alpha / (1 - alpha): mean length of a run of drafts accepted with probability alpha."""
     return acceptance / (1 - acceptance) if acceptance < 1 else math.inf
 
 
@@ -96,5 +93,5 @@ def union_sizes(routing: NDArray[np.int16], num_experts: int, windows: Sequence[
     num_tokens, num_layers, _ = routing.shape
     chosen = np.zeros((num_tokens, num_layers, num_experts), np.int32)
     np.put_along_axis(chosen, routing.astype(np.int64), 1, axis=-1)
-    upto = np.concatenate([np.zeros_like(chosen[:1]), chosen.cumsum(0)])  # times chosen before token t
+    upto = np.concatenate([np.zeros_like(chosen[:1]), chosen.cumsum(0)])  # number of choices before token t
     return {k: float(((upto[k:] - upto[:-k]) > 0).sum(-1).mean()) for k in windows if k <= num_tokens}

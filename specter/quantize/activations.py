@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specter.models.layerwise import Mixed, Source, TargetLayer, embed
+from specter.models.layerwise import Routed, Source, TargetLayer, embed
 from specter.quantize.layer import LayerExperts, LayerInputs, expert_output
 
 
@@ -45,10 +45,10 @@ def walk_moe_layers(
         if layer.is_dense:
             state = WalkState(index + 1, [layer.dense(x) for x in states])
             continue
-        mixed = [layer.mix(x) for x in states]
+        routed = [layer.route(x) for x in states]
         experts = load_experts(source, index - spec.num_dense_layers, device)
-        inputs, gains = join(mixed)
-        state = WalkState(index + 1, add_routed(mixed, run_experts(experts, inputs, gains)))
+        inputs, gains = join(routed)
+        state = WalkState(index + 1, add_experts(routed, run_experts(experts, inputs, gains)))
         yield WalkedLayer(index - spec.num_dense_layers, experts, inputs, state)
 
 
@@ -59,11 +59,11 @@ def load_experts(source: Source, layer: int, device: torch.device | str) -> Laye
     return LayerExperts(gate, up, down)
 
 
-def join(mixed: list[Mixed]) -> tuple[LayerInputs, Tensor]:
+def join(routed: list[Routed]) -> tuple[LayerInputs, Tensor]:
     """The rows of all batches: the experts' inputs, and the router's gains [tokens, k]."""
     hidden, routing, gains = (
         torch.cat([part.flatten(0, 1) for part in parts])
-        for parts in zip(*((one.hidden, one.routing, one.gains) for one in mixed), strict=True)
+        for parts in zip(*((one.hidden, one.routing, one.gains) for one in routed), strict=True)
     )
     return LayerInputs(hidden, routing), gains
 
@@ -78,7 +78,7 @@ def run_experts(experts: LayerExperts, inputs: LayerInputs, gains: Tensor) -> Te
     return total
 
 
-def add_routed(mixed: list[Mixed], routed: Tensor) -> list[Tensor]:
-    """The layer's output, batch by batch."""
-    parts = routed.split([one.base.shape[0] * one.base.shape[1] for one in mixed])
-    return [one.base + part.view_as(one.base) for one, part in zip(mixed, parts, strict=True)]
+def add_experts(routed: list[Routed], total: Tensor) -> list[Tensor]:
+    """The layer's outputs by batch: the base and the routed experts' `total` [tokens, D]."""
+    parts = total.split([one.base.shape[0] * one.base.shape[1] for one in routed])
+    return [one.base + part.view_as(one.base) for one, part in zip(routed, parts, strict=True)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specter.models.batched import causal_attention, gated
 from specter.models.elementwise import norm
+from specter.models.names import expected_shapes
 from specter.models.rope import rotary_table
 from specter.models.routing import sparsemixer
 from specter.models.spec import ModelSpec
@@ -28,51 +29,53 @@ Experts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 ROUTED = ("gate_up", "down")  # INT4 in the draft
 
 
+# Weight -> Specter's name (see specter/models/names.py), of the model or within a layer.
+MODEL = {
+    "embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight",
+    "norm_bias": "model.norm.bias", "head_bias": "lm_head.bias",
+}  # fmt: skip
+ATTENTION = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "kv_a": "self_attn.kv_a_proj_with_mqa.weight",
+    "kv_norm": "self_attn.kv_a_layernorm.weight",
+    **{name: f"self_attn.{name}_proj.weight" for name in ("kv_b", "k", "v")},
+    **{f"{name}_bias": f"self_attn.{name}_proj.bias" for name in "qkv"},
+    "o": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "o_bias": "self_attn.o_proj.bias",
+    "attn_norm_bias": "input_layernorm.bias",
+    "mlp_norm_bias": "post_attention_layernorm.bias",
+}
+DENSE = {f"dense_{name}": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+MOE = {
+    "router": "mlp.gate.weight",
+    **{f"shared_{name}": f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+    "shared_sigmoid": "mlp.shared_expert_gate.weight",
+    "gate_up": "mlp.experts.gate_up_proj",
+    "down": "mlp.experts.down_proj",
+}
+
+
+def hub_names(spec: ModelSpec) -> dict[str, list[str]]:
+    """The tensors of a checkpoint that each weight of a model stacks, by layer."""
+    shapes = expected_shapes(spec, fused=True)
+    names = {
+        weight: [name for layer in range(spec.num_layers) if (name := f"model.layers.{layer}.{within}") in shapes]
+        for weight, within in (ATTENTION | DENSE | MOE).items()
+    }
+    return {weight: [name] for weight, name in MODEL.items() if name in shapes} | {
+        weight: layers for weight, layers in names.items() if layers
+    }
+
+
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Shape of every stacked weight."""
-    dim = spec.hidden
-    shapes: dict[str, tuple[int, ...]] = {"embed": (spec.vocab, dim), "norm": (dim,), "head": (spec.vocab, dim)}
-    shapes |= {"norm_bias": (dim,)} if spec.layer_norm else {}
-    shapes |= {"head_bias": (spec.vocab,)} if spec.head_bias else {}
-    groups = (
-        (spec.num_layers, attention_shapes(spec)),
-        (spec.num_dense_layers, dense_shapes(spec)),
-        (spec.num_moe_layers, moe_shapes(spec)),
-    )
-    return shapes | {name: (layers, *shape) for layers, group in groups for name, shape in group.items()}
-
-
-def attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The weights of every layer."""
-    dim, width = spec.hidden, spec.num_kv_heads * spec.rope_dim
-    shapes: dict[str, tuple[int, ...]] = {"attn_norm": (dim,), "q": (spec.num_heads * spec.qk_dim, dim)}
-    if spec.is_latent:
-        shapes |= {"kv_a": (spec.kv_lora + spec.rope_dim, dim), "kv_norm": (spec.kv_lora,)}
-        shapes |= {"kv_b": (spec.num_heads * (spec.nope_dim + spec.v_dim), spec.kv_lora)}
-    else:
-        shapes |= {"k": (width, dim), "v": (width, dim)}
-    shapes |= {f"{name}_bias": shapes[name][:1] for name in "qkv"} if spec.qkv_bias else {}
-    shapes |= {"o": (dim, spec.num_heads * spec.v_dim), "mlp_norm": (dim,)}
-    shapes |= {"o_bias": (dim,)} if spec.o_bias else {}
-    return shapes | ({"attn_norm_bias": (dim,), "mlp_norm_bias": (dim,)} if spec.layer_norm else {})
-
-
-def dense_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The further weights of a dense layer; empty without dense layers."""
-    return _mlp_shapes("dense", spec.hidden, spec.dense_inter) if spec.num_dense_layers else {}
-
-
-def moe_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The further weights of a MoE layer."""
-    dim, inter = spec.hidden, spec.expert_inter
-    shapes: dict[str, tuple[int, ...]] = {"router": (spec.num_experts, dim)}
-    shapes |= _mlp_shapes("shared", dim, spec.shared_inter) if spec.shared_inter else {}
-    shapes |= {"shared_sigmoid": (1, dim)} if spec.shared_gate else {}
-    return shapes | {"gate_up": (spec.num_experts, 2 * inter, dim), "down": (spec.num_experts, dim, inter)}
-
-
-def _mlp_shapes(prefix: str, dim: int, inter: int) -> dict[str, tuple[int, ...]]:
-    return {f"{prefix}_gate": (inter, dim), f"{prefix}_up": (inter, dim), f"{prefix}_down": (dim, inter)}
+    """Shape of every weight, [layers, ...] if stacked."""
+    shapes = expected_shapes(spec, fused=True)
+    return {
+        weight: shapes[names[0]] if weight in MODEL else (len(names), *shapes[names[0]])
+        for weight, names in hub_names(spec).items()
+    }
 
 
 def init_weights(spec: ModelSpec, seed: int, device: str = "cpu") -> Weights:
@@ -185,8 +188,9 @@ class Network:
     ) -> None:
         self.spec = spec
         self._experts = experts
+        present = hub_names(spec)
         self._attention, self._dense, self._moe = (
-            tuple(shapes(spec)) for shapes in (attention_shapes, dense_shapes, moe_shapes)
+            tuple(name for name in group if name in present) for group in (ATTENTION, DENSE, MOE)
         )
         cos, sin = rotary_table(spec, num_positions)
         self._cos, self._sin = cos.to(device), sin.to(device)
