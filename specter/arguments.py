@@ -1,4 +1,4 @@
-"""Command lines of `key=value`, as Hydra has them, read into a dataclass: the one dialect of every program here."""
+"""Command lines of `key=value`, as in Hydra, parsed into a dataclass."""
 
 from __future__ import annotations
 

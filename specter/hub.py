@@ -1,4 +1,4 @@
-"""Checkpoints by their hub id: `Qwen/Qwen1.5-MoE-A2.7B-Chat` instead of a directory."""
+"""Checkpoints by hub id, for example `Qwen/Qwen1.5-MoE-A2.7B-Chat`, instead of a directory."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_hub_id(checkpoint: str) -> bool:
-    """Whether this names a repository: ORG/NAME, where there is neither such a path nor a directory ORG."""
+    """Whether this is ORG/NAME, and neither such a path nor a directory ORG exists."""
     path = Path(checkpoint)
     return bool(_HUB_ID.fullmatch(checkpoint)) and not path.exists() and not path.parent.exists()
 
 
 def find_checkpoint(checkpoint: str, console: Console) -> Path:
-    """The directory of a checkpoint, given itself or by hub id; what the cache lacks is downloaded.
+    """The directory of a checkpoint, given as a directory or by hub id. Downloads files missing from the cache.
 
-    The configuration comes first and is judged before the weights are fetched. HF_HUB_OFFLINE and HF_HOME are honoured.
+    config.json is checked before weights are fetched. HF_HUB_OFFLINE and HF_HOME are honoured.
 
     Raises:
         SpecterError: neither a directory nor a repository, no network and nothing cached, a family that is not
@@ -54,14 +54,14 @@ def find_checkpoint(checkpoint: str, console: Console) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SpecterError(
-            f"{checkpoint} can be had neither from the hub nor from the cache {constants.HF_HUB_CACHE}: {reason}",
+            f"{checkpoint} is neither on the hub nor in the cache {constants.HF_HUB_CACHE}: {reason}",
             f"where there is network run `hf download {checkpoint}` (after `hf auth login` for a gated one), "
             "or give a local directory",
         ) from None
 
 
 def with_local_paths(config: RunConfig, console: Console) -> RunConfig:
-    """The configuration with a hub id in model.checkpoint, and in what lies below it, replaced by its directory."""
+    """Replaces a hub id in model.checkpoint, and in a tokenizer path below it, by its directory."""
     model = config.model
     if not is_hub_id(model.checkpoint):
         return config

@@ -1,4 +1,4 @@
-"""What loading a checkpoint takes, told before it begins."""
+"""Host memory that loading a checkpoint needs, computed before it begins."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LoadPlan:
         kv_capacity: int,
         available: Callable[[], int] = lambda: psutil.virtual_memory().available,
     ) -> LoadPlan:
-        """Of a model that runs on the host: store, shared weights, slots and KV in `dtype`, the draft dequantised."""
+        """For a model that runs on the host: store, shared weights, slots and KV in `dtype`, the draft dequantized."""
         spec, size = checkpoint.spec, dtype.itemsize
         name = str(dtype).removeprefix("torch.")
         experts = spec.experts_params * size
@@ -69,7 +69,7 @@ class LoadPlan:
             )
 
     def table(self) -> Table:
-        """For a person; nothing is missing, or there would be no plan."""
+        """The plan as a table to print."""
         stored = ", ".join(f"{size / 1e9:.2f} GB {dtype}" for dtype, size in sorted(self.stored_bytes.items()))
         table = Table(title=self.source, show_header=False, title_justify="left")
         table.add_row("on disk, all tensors there", f"{stored} in {self.num_files} files")

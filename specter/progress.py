@@ -1,4 +1,4 @@
-"""Progress bars with an estimate of the time left, for whatever may take more than five seconds."""
+"""Progress bars with an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def make_progress(console: Console, disable: bool = False, auto_refresh: bool = True) -> Progress:
-    """A bar with count, time passed and time left; nothing is drawn if `disable`.
+    """A bar with count, elapsed and remaining time; nothing is drawn if `disable`.
 
     Args:
-        auto_refresh: draw from a thread, which takes the interpreter from whoever is measured; else only when told.
+        auto_refresh: redraw from a thread. Off in timed runs, where the thread would compete for the interpreter.
     """
     return Progress(
         TextColumn("{task.description}"),

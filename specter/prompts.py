@@ -1,4 +1,4 @@
-"""Where a run's prompt comes from: the command line, a shipped JSONL file or a hub data set."""
+"""Prompts: from the command line, a shipped JSONL file or a hub data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from specter.config import DatasetConfig, RunConfig
 from specter.errors import SpecterError
 
-MIN_HUB_CHARS = 80  # hub sets hold headings and empty lines: too short for a prompt
+MIN_HUB_CHARS = 80  # skips headings and empty lines of hub data sets
 WARMUP_PATH = Path("data/prompts/warmup.txt")
 
 
@@ -19,7 +19,7 @@ def prompt_text(config: RunConfig) -> str:
     """The text that this run continues.
 
     Raises:
-        SpecterError: no such input, an unreadable file, or a hub data set that cannot be had.
+        SpecterError: no such input, an unreadable file, or a hub data set that cannot be loaded.
     """
     if config.prompt is not None:
         return config.prompt
@@ -31,7 +31,7 @@ def prompt_text(config: RunConfig) -> str:
 
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:
-    """The model's tokenizer. Raises SpecterError naming a file that is missing or is none."""
+    """The model's tokenizer. Raises SpecterError for a missing or damaged file."""
     path = Path(config.model.tokenizer)
     try:
         return Tokenizer.from_file(str(path))
@@ -43,7 +43,7 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def warmup_text() -> str:
-    """The text whose continuation warms the expert cache before every input."""
+    """The text that warms the expert cache before every input."""
     if not WARMUP_PATH.is_file():
         raise SpecterError(f"no warm-up text at {WARMUP_PATH}", "run from the root of the repository")
     return WARMUP_PATH.read_text()
@@ -68,12 +68,14 @@ def shipped_texts(path: Path) -> list[str]:
         try:
             texts.append(str(json.loads(line)["text"]))
         except (json.JSONDecodeError, KeyError, TypeError):
-            raise SpecterError(f"{path}:{number} is no prompt", 'write {"id": ..., "text": ...}, one a line') from None
+            raise SpecterError(
+                f"{path}:{number} is not a prompt", 'write {"id": ..., "text": ...} lines'
+            ) from None
     return texts
 
 
 def first_texts(dataset: DatasetConfig, num: int) -> list[str]:
-    """The first `num` texts of a data set, or all it has. Raises SpecterError as `prompt_text` does."""
+    """At most the first `num` texts of a data set. Raises SpecterError as `prompt_text` does."""
     if dataset.source == "shipped":
         return shipped_texts(Path(dataset.path))[:num]
     return _hub_texts(dataset, 0, num)
@@ -98,7 +100,7 @@ def _hub(dataset: DatasetConfig, index: int) -> str:
 def _hub_texts(dataset: DatasetConfig, start: int, num: int) -> list[str]:
     if dataset.hub_id is None or dataset.split is None or dataset.column is None:
         raise SpecterError(f"{dataset.name} names no hub_id, split and column", "see conf/dataset/hub_gsm8k.yaml")
-    from datasets import load_dataset  # slow to import, and needed at scale `paper` alone
+    from datasets import load_dataset  # slow to import; only needed for hub data sets
 
     try:
         rows = load_dataset(dataset.hub_id, dataset.hub_config, split=dataset.split, streaming=True)

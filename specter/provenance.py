@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, source digest, packages, machine and GPU. torch is imported for a GPU only."""
+"""Provenance of a result: commit, source digest, packages, machine and GPU. torch is imported for a GPU only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies register under a name where they are defined; legal names and error messages come from here."""
+"""Registries: entries register under a name where they are defined; legal names come from here."""
 
 from __future__ import annotations
 

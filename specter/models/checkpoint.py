@@ -1,7 +1,7 @@
 """A strict reader of hub checkpoints (config.json and safetensors), and a small writer.
 
-Every expected tensor must be there exactly once, with its shape, and nothing else may be. Structure is
-checked from the files' headers, before anything large is read.
+Every expected tensor must occur exactly once, with its shape, and no other tensor. The structure is checked from the
+files' headers before tensors are read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor as the header of its file tells it."""
+    """A tensor as described in its file's header."""
 
     path: Path
     name: str  # in the file
@@ -55,7 +55,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path | str) -> Checkpoint:
-        """Checks the structure of a hub directory.
+        """Opens a hub directory and checks its structure.
 
         Raises:
             SpecterError: naming the file or tensor that is missing, truncated, unexpected or of the wrong shape.
@@ -83,7 +83,7 @@ class Checkpoint:
         return gate_up, down
 
     def read_experts(self, layer: int, gate_up: Tensor, down: Tensor) -> None:
-        """`experts` into tensors of any float type, one matrix at a time: needs the room of one expert besides."""
+        """Reads `experts` into tensors of any float type, with the extra memory of one expert."""
         prefix = f"model.layers.{layer + self.spec.num_dense_layers}.mlp.experts"
         inter = self.spec.expert_inter
         is_fused = f"{prefix}.gate_up_proj" in self._entries
@@ -120,20 +120,20 @@ class Checkpoint:
         return len({entry.path for entry in self._entries.values()})
 
     def _value(self, name: str, index: int | None = None) -> Tensor:
-        """A tensor (or its `index`-th row, no more of it being read), decoded and checked, in the type it has."""
+        """A tensor, or only its `index`-th row, decoded and checked, in the stored type."""
         value = self._read(name, index)
         if self._entries[name].dtype == "I8":
             value = decode_tensor(value, self._read(name + SCALE_SUFFIX, index))
         if not bool(value.isfinite().all()):
             raise SpecterError(
                 f"tensor {self._entries[name].name} in {self._entries[name].path} holds NaN or infinite values",
-                "get the checkpoint anew, or write it again from finite weights",
+                "download the checkpoint again, or write it again from finite weights",
             )
         return value
 
     def _read(self, name: str, index: int | None = None) -> Tensor:
         entry = self._entries[name]
-        if self._mapped_bytes > _MAX_MAPPED_BYTES:  # pages of a mapped file stay in memory while it is open
+        if self._mapped_bytes > _MAX_MAPPED_BYTES:  # mapped pages stay in memory while the file is open
             self._files.clear()
             self._mapped_bytes = 0
         file = self._files.get(entry.path)
@@ -145,11 +145,11 @@ class Checkpoint:
 
 
 def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor], int8: bool = False) -> None:
-    """Writes config.json and model.safetensors under the family's names on the hub.
+    """Writes config.json and model.safetensors under the publisher's names.
 
     Args:
         tensors: by Specter's names (see `specter.models.names`).
-        int8: code the tensors in the stand-ins' format.
+        int8: store them in the stand-ins' format.
     """
     write_json(directory / "config.json", config_of(spec))
     metadata = {"format": FORMAT if int8 else "pt"}
@@ -174,7 +174,7 @@ def _read_headers(directory: Path, family: str) -> dict[str, _Entry]:
                     entries[name] = _Entry(path, stored, tuple(header.get_shape()), header.get_dtype())
         except (SafetensorError, OSError) as error:
             raise SpecterError(
-                f"{path} cannot be read as safetensors ({error})", "it is truncated or damaged: get the file anew"
+                f"{path} cannot be read as safetensors ({error})", "it is truncated or damaged: download the file again"
             ) from None
     _check_index(directory, entries)
     return entries
@@ -195,7 +195,7 @@ def _weight_files(directory: Path) -> list[Path]:
     if missing:
         raise SpecterError(
             f"shard {missing[0]}, named in {index}, is missing ({len(missing)} of {len(names)} shards are)",
-            f"get the whole checkpoint; still missing: {', '.join(missing)}",
+            f"download the whole checkpoint; still missing: {', '.join(missing)}",
         )
     return [directory / name for name in names]
 
@@ -206,12 +206,12 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not all(isinstance(file, str) for file in weight_map.values()) or not weight_map:
             raise TypeError
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise SpecterError(f"{index} is not a safetensors index", "get the file anew") from None
+        raise SpecterError(f"{index} is not a safetensors index", "download the file again") from None
     return weight_map
 
 
 def _check_index(directory: Path, entries: dict[str, _Entry]) -> None:
-    """Raises SpecterError unless every tensor of the index, if there is one, lies where it says."""
+    """Raises SpecterError unless every tensor of the index, if any, is in the file that it names."""
     index = directory / INDEX_FILE
     if not index.is_file():
         return
@@ -222,7 +222,7 @@ def _check_index(directory: Path, entries: dict[str, _Entry]) -> None:
         where = f"it is in {places[name]}" if name in places else "no shard has it"
         raise SpecterError(
             f"{index} says that {name} is in {file}, but {where} ({len(astray)} such tensors)",
-            "the index belongs to other shards: get index and shards of one revision",
+            "the index belongs to other shards: download index and shards of one revision",
         )
 
 
@@ -232,7 +232,7 @@ def _check(spec: ModelSpec, name: str, entries: dict[str, _Entry]) -> None:
 
     fused = any(key.endswith(".mlp.experts.gate_up_proj") for key in entries)
     expected = expected_shapes(spec, fused)
-    remedy = "the weights must be those of config.json: get the whole checkpoint anew"
+    remedy = "the weights must match config.json: download the whole checkpoint again"
     missing = [key for key in expected if key not in entries]
     if missing:
         raise SpecterError(f"{name}: tensor {shown(missing[0])} is missing ({len(missing)} in all)", remedy)
@@ -260,6 +260,6 @@ def _check(spec: ModelSpec, name: str, entries: dict[str, _Entry]) -> None:
 
 @cache
 def _file_digest(path: Path, size_bytes: int, mtime_ns: int) -> str:
-    """SHA-256 of a file; size and time are there so that a changed file is read again."""
+    """SHA-256 of a file, cached by size and time of change."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,9 +19,9 @@ def read_spec(directory: Path) -> ModelSpec:
     try:
         config = json.loads(path.read_text())
     except ValueError as error:
-        raise SpecterError(f"{path} is not JSON: {error}", "get the checkpoint's config.json anew") from None
+        raise SpecterError(f"{path} is not JSON: {error}", "download the checkpoint's config.json again") from None
     if not isinstance(config, dict):
-        raise SpecterError(f"{path} holds no JSON object", "get the checkpoint's config.json anew")
+        raise SpecterError(f"{path} holds no JSON object", "download the checkpoint's config.json again")
     return spec_of(config, directory.name)
 
 
