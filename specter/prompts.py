@@ -68,9 +68,7 @@ def shipped_texts(path: Path) -> list[str]:
         try:
             texts.append(str(json.loads(line)["text"]))
         except (json.JSONDecodeError, KeyError, TypeError):
-            raise SpecterError(
-                f"{path}:{number} is not a prompt", 'write {"id": ..., "text": ...} lines'
-            ) from None
+            raise SpecterError(f"{path}:{number} is not a prompt", 'write {"id": ..., "text": ...} lines') from None
     return texts
 
 

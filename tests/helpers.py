@@ -222,11 +222,16 @@ def open_live(
 
 
 def random_live(
-    directory: Path, spec: ModelSpec = TINY, seed: int = 0, num_slots: int | None = None, **settings: int
+    directory: Path,
+    spec: ModelSpec = TINY,
+    seed: int = 0,
+    num_slots: int | None = None,
+    tile: int = 16,
+    capacity: int = 256,
 ) -> Live:
     """A random model, written to and read back from `directory`."""
     write_random(directory, spec, seed)
-    return open_live(directory, num_slots, **settings)
+    return open_live(directory, num_slots, tile, capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,4 +269,4 @@ def run_pass(
                 arena.write(slot, store.payload(ExpertId(layer - decoder.num_dense_layers, expert)))
             target.run_experts(layer, chunk, slots)
         target.combine(layer)
-    return PassResult(target.outputs(), all_routing)
+    return PassResult(list(target.outputs()), all_routing)

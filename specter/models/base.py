@@ -18,7 +18,7 @@ Routing = NDArray[np.int16]  # expert ids, [rows, top_k], rank order
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A draft token, and the distribution that it was drawn from where the sampler needs it."""
+    """A draft token, and the distribution from which it was drawn if the sampler needs it."""
 
     token: int
     probs: NDArray[np.float64] | None = None  # [V]
@@ -28,9 +28,9 @@ Choose = Callable[[Output, int], Proposal]  # the draft's token for a position, 
 
 
 class DraftStep(Protocol):
-    """One draft step: a token for the next position and the experts chosen on the way, in every MoE layer.
+    """A token for the next position, and the experts chosen for it in every MoE layer.
 
-    Both may be read once the step's event has happened, and until the next round's drafting begins.
+    Both may be read from the step's event until the next round's drafting begins.
     """
 
     @property
@@ -43,7 +43,7 @@ class DraftStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """The `DraftStep` of a model that computes at once."""
+    """The `DraftStep` of a synchronous model."""
 
     proposal: Proposal
     routing: NDArray[np.int16]  # [MoE layers, top_k]
@@ -66,7 +66,7 @@ class TargetPass(Protocol):
         rank order. Called after `attend_and_route` of a MoE layer other than the last, and before its `combine`."""
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        """Runs one wave: these experts, whose payloads lie in these slots."""
+        """Runs one wave: these experts, with payloads in these slots."""
 
     def combine(self, layer: int) -> None:
         """Reduces the waves' rows over k in rank order and adds the residual."""
@@ -84,14 +84,14 @@ class Model(Protocol):
     top_k: int
 
     def reset(self) -> None:
-        """Forgets the KV cache."""
+        """Clears the KV cache."""
 
     def begin_draft(self, token: int, position: int, choose: Choose) -> None:
-        """The next draft step starts from `token`, the committed one at `position`; each one after it starts
-        from its predecessor's choice.
+        """Sets the input of the next draft step: `token`, committed at `position`. Later steps continue from the
+        token chosen before.
 
         Args:
-            choose: makes a token of an output; a model that chooses on its device may ignore it.
+            choose: chooses a token from an output; a model that chooses on its device may ignore it.
         """
 
     def draft_step(self) -> DraftStep:

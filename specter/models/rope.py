@@ -1,9 +1,9 @@
-"""Rotary tables and the softmax scale, shared by the decoder, the trainer and the inflation.
+"""Rotary tables and the softmax scale of the decoder, the trainer and the inflation.
 
 DeepSeek-V2 rotates interleaved pairs (x[2i], x[2i+1]); the other families' halves (x[i], x[i + d/2]) are interleaved
 on loading. YaRN blends the original and the interpolated frequencies over a ramp and multiplies the softmax scale by
-mscale squared (arXiv 2309.00071, 2405.04434). LongRoPE divides every frequency by a factor of its own, one set up to
-the original length and one beyond (arXiv 2402.13753).
+mscale squared (arXiv 2309.00071, 2405.04434). LongRoPE divides each frequency by its own factor, from one set up to
+the original length and another beyond (arXiv 2402.13753).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def inverse_frequencies(rope: RopeSpec, dim: int, is_long: bool = False) -> Tensor:
-    """Inverse frequencies [dim / 2] fp32; `is_long` matters to LongRoPE only."""
+    """Inverse frequencies [dim / 2] fp32; `is_long` affects LongRoPE only."""
     powers = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.short_factors:
         return 1.0 / (torch.tensor(rope.long_factors if is_long else rope.short_factors) * powers)
@@ -40,13 +40,15 @@ def inverse_frequencies(rope: RopeSpec, dim: int, is_long: bool = False) -> Tens
 
 
 def is_long(rope: RopeSpec, capacity: int) -> bool:
-    """Whether a KV cache of `capacity` positions takes LongRoPE's long factors: the capacity decides, not the length,
-    so that a position's keys never change (docs/decisions/0010)."""
+    """Whether a KV cache of `capacity` positions uses LongRoPE's long factors.
+
+    The capacity decides, not the length, so that a position's keys never change (docs/decisions/0010).
+    """
     return bool(rope.short_factors) and capacity > rope.original_max_positions
 
 
 def check_prompt(spec: ModelSpec, capacity: int, num_tokens: int) -> None:
-    """Refuses a prompt whose length and KV capacity lie on two sides of LongRoPE's switch.
+    """Refuses a prompt shorter than LongRoPE's switch in a KV cache longer than it.
 
     Raises:
         SpecterError: the published model would rotate this prompt by the short factors, and its continuation by the

@@ -1,4 +1,4 @@
-"""The draft against the target on a given text: what generated text, which may loop, cannot flatter."""
+"""Agreement of draft and target on a given text, which, unlike generated text, does not loop."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from specter.models.spec import ExpertId
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """What draft and target did at every position of a text behind its first window."""
+    """The outcome at every position of a text after its first window."""
 
-    agrees: NDArray[np.bool_]  # [T] whether the two choose the same next token
+    agrees: NDArray[np.bool_]  # [T], same next token
     draft_routing: NDArray[np.int16]  # [T, MoE layers, k]
     target_routing: NDArray[np.int16]  # [T, MoE layers, k]
 
 
 def force(model: LiveModel, tokens: Sequence[int], window: int) -> Forced:
-    """Feeds `tokens` to the draft, `window` at a time, and to the target, which then rewrites the KV.
+    """Runs the draft on `tokens`, `window` at a time, and then the target, which rewrites the KV.
 
-    So the draft sees the target's KV up to its window and its own from there, as in a round of K = `window`.
+    The draft sees the target's KV before its window and its own within it, as in a round of K = `window`.
     """
     decoder = model.decoder
     decoder.reset()
@@ -44,7 +44,7 @@ def force(model: LiveModel, tokens: Sequence[int], window: int) -> Forced:
 
 
 def _pass(model: LiveModel, tokens: Sequence[int], position: int) -> tuple[list[Output], NDArray[np.int16]]:
-    """One target pass, every expert in the slot of its number. Returns outputs and routing [rows, MoE layers, k]."""
+    """One target pass, each expert in the slot of its id. Returns outputs and routing [rows, MoE layers, k]."""
     decoder = model.decoder
     one = decoder.target_pass(tokens, position, num_outputs=len(tokens))
     layers = []

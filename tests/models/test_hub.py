@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,8 @@ SPECS = {**FAMILIES, "qwen, tied": dataclasses.replace(TINY_QWEN, tied=True)}
 def written_by_transformers(spec: ModelSpec, dtype: torch.dtype, tmp_path: Path, per_expert: bool = True) -> Path:
     """Many uneven shards of a random model; its own values are in tmp_path / "ours"."""
     write_random(tmp_path / "ours", spec, seed=5)
-    model = load_oracle(tmp_path / "ours").to(dtype)
+    model: Any = load_oracle(tmp_path / "ours")
+    model = model.to(dtype)
     model.save_pretrained(tmp_path / "theirs", max_shard_size="40KB", save_original_format=per_expert)
     return tmp_path / "theirs"
 
@@ -215,7 +217,7 @@ def test_a_run_names_its_tokenizer_below_the_hub_id(offline: Path) -> None:
 
 
 def test_what_the_offline_cache_lacks_is_refused(offline: Path) -> None:
-    with pytest.raises(SpecterError, match="(?s)neither from the hub nor from the cache.*hf download someone/Other"):
+    with pytest.raises(SpecterError, match="(?s)neither on the hub nor in the cache.*hf download someone/Other"):
         hub.find_checkpoint("someone/Other", Console())
     with pytest.raises(SpecterError, match="neither a directory nor a hub id"):
         hub.find_checkpoint("no/such/place", Console())

@@ -15,8 +15,8 @@ from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
 from specter.models.weights import DraftExperts
 from specter.quantize.awq import channel_scales, rounding_error, search
-from specter.quantize.gptq_format import read_directory
-from specter.quantize.int4 import Int4Experts, Int4Matrices
+from specter.quantize.gptq_format import PROJECTIONS, read_directory, stack
+from specter.quantize.int4 import Int4Experts
 from specter.quantize.layer import LayerExperts, LayerInputs, output_error
 from specter.quantize.quantizers import Awq, Rtn
 from tests.helpers import SINGLE_FILE, write_directory
@@ -85,14 +85,11 @@ def stored(spec: ModelSpec, directory: Path) -> Int4Experts:
         routing = torch.rand(100, spec.num_experts, generator=torch.Generator().manual_seed(layer)).topk(2).indices
         layers.append(Awq(16, min_tokens=1)(experts, LayerInputs(hidden, routing)))
 
-    def stack(name: str) -> Int4Matrices:
-        parts = [getattr(layer, name) for layer in layers]
-        return Int4Matrices(*(torch.stack([getattr(p, f) for p in parts]) for f in ("codes", "scales", "zeros")), 16)
-
+    gate, up, down = (stack([getattr(layer, name) for layer in layers]) for name in PROJECTIONS)
     scales = torch.stack([layer.input_scales for layer in layers if layer.input_scales is not None])
-    experts = Int4Experts(stack("gate"), stack("up"), stack("down"), "awq", 0, scales)
-    write_directory(directory, experts, spec, 16)
-    return experts
+    stored = Int4Experts(gate, up, down, "awq", 0, scales)
+    write_directory(directory, stored, spec, 16)
+    return stored
 
 
 def test_directory_round_trip_and_what_a_draft_makes_of_it(spec: ModelSpec, tmp_path: Path) -> None:

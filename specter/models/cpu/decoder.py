@@ -1,8 +1,8 @@
 """The live decoder of all families: a target on fixed tiles and its INT4 draft over one KV cache.
 
-Bit for bit the same row comes out whatever runs beside it: every product has the shape of one tile, attention
-runs over one fixed key length, every expert's rows are padded to tiles, and one reduction over k in rank order
-joins them. `specter.models.cpu.invariance` checks that this machine's BLAS keeps the promise.
+A row's bits do not depend on the other rows: every product has the shape of one tile, attention runs over one fixed key
+length, every expert's rows are padded to tiles, and one reduction over k in rank order combines them.
+`specter.models.cpu.invariance` checks this on the machine's BLAS.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from specter.quantize.int4 import Int4Experts
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows that go through the layers together, whole tiles of them (R with padding, n real, k = top_k)."""
+    """Whole tiles of rows that go through the layers together: R with padding, n real, k = top_k."""
 
     x: Tensor  # residual stream [R, D]
     span: Span
-    router: Tensor  # where a MoE layer leaves the logits of the real rows [n, E]
-    unit: Tensor = field(init=False)  # residual stream between attention and experts, normalised without gain [R, D]
-    normed: Tensor = field(init=False)  # the same with gain [R, D], what the experts read
+    router: Tensor  # a MoE layer's logits of the real rows [n, E]
+    unit: Tensor = field(init=False)  # residual stream after attention, normalised without gain [R, D]
+    normed: Tensor = field(init=False)  # the same with gain [R, D], the experts' input
     base: Tensor = field(init=False)  # residual + shared experts [R, D]
     weights: Tensor = field(init=False)  # of the router, scaled [n, k]
     experts: Tensor = field(init=False)  # int64 [n, k]
-    by_expert: dict[int, list[int]] = field(init=False)  # row * k + rank of (row, rank) whose expert has not run
-    expert_rows: Tensor = field(init=False)  # [n * k + 1, D]; the last row takes what padding computes
-    results: Tensor = field(init=False)  # of it: [n, k, D]
+    by_expert: dict[int, list[int]] = field(init=False)  # row * k + rank, of experts that have not run
+    expert_rows: Tensor = field(init=False)  # [n * k + 1, D]; the last row receives results of padding
+    results: Tensor = field(init=False)  # a view of it: [n, k, D]
 
     def group(self, routing: Routing) -> None:
-        """Sorts (row, rank) by expert."""
+        """Groups (row, rank) by expert."""
         self.by_expert = {}
         for place, expert in enumerate(routing.ravel().tolist()):
             self.by_expert.setdefault(expert, []).append(place)
@@ -56,7 +56,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """What the draft makes of one token: logits [V] for the next position, and routing [MoE layers, top_k]."""
+    """The draft's output for one token: logits [V] for the next position, and routing [MoE layers, top_k]."""
 
     output: Tensor
     routing: NDArray[np.int16]
@@ -70,10 +70,10 @@ class Decoder:
         draft: the INT4 experts; None for a target alone.
         tile: rows per product; a pass takes as many tiles as it needs.
         capacity: positions of the KV cache; attention always runs over all of it.
-        mm: the matrix product under every layer.
+        mm: the matrix product of all layers.
 
     Attributes:
-        rowwise: every row of a target pass alone, in tiles of one row (see `invariance_check`).
+        rowwise: whether each row of a target pass runs alone, in a tile of one row (see `invariance_check`).
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Decoder:
         self._draft = None if draft is None else DraftExperts(draft, dtype, device)
 
     def twin(self) -> Decoder:
-        """A decoder of equal weights, of which it shares only the experts, with a KV cache of its own."""
+        """A decoder with equal weights and its own KV cache; only the experts are shared."""
         twin = copy.copy(self)
         twin._weights = copy.deepcopy(self._weights)
         twin._scratch, twin._experts = {}, {}
@@ -137,7 +137,7 @@ class Decoder:
 
     @torch.inference_mode()
     def draft_row(self, token: int, position: int) -> DraftRow:
-        """The draft on a given token: appends temporary KV at `position`."""
+        """Runs the draft on a given token; appends temporary KV at `position`."""
         if self._draft is None:
             raise SpecterError("this decoder has no draft", "build it with INT4 experts")
         self.cache.extend(position, 1)
@@ -173,7 +173,7 @@ class Decoder:
             rows.results = rows.expert_rows[:-1].view(-1, self.top_k, self.spec.hidden)
         return DecoderPass(self, blocks, num_outputs)
 
-    # -- the layers, on one block of rows ---------------------------------------------------------
+    # -- layers, on one block of rows ---
 
     def _embed(self, tokens: Sequence[int], position: int, tile: int) -> _Rows:
         num_tiles, num_rows = -(-len(tokens) // tile), len(tokens)
@@ -188,7 +188,7 @@ class Decoder:
         return _Rows(x, span, scratch.moe.router[:num_rows])
 
     def _attend_and_route(self, layer: int, rows: _Rows) -> bool:
-        """Attention, router and shared experts; a dense layer is run whole. Returns whether experts must follow."""
+        """Attention, router and shared experts, or a whole dense layer. Returns whether the layer has experts."""
         spec, weights, tile = self.spec, self._weights.layers[layer], rows.span.tile
         is_moe = layer >= self.num_dense_layers
         scratch = rows.span.scratch.moe if is_moe else rows.span.scratch.dense
@@ -209,14 +209,14 @@ class Decoder:
         return is_moe
 
     def _predict_next(self, layer: int, rows: _Rows) -> Tensor:
-        """Expert ids int64 [n, k] of the next layer's norm and router on this layer's hidden state."""
+        """The next layer's norm and router on this layer's hidden state: expert ids int64 [n, k]."""
         weights = self._weights.layers[layer + 1]
         x = affine(rows.unit, weights.norm, weights.norm_bias)
         logits = tiled_product(self.mm, x, weights.router, rows.span.tile)
         return choose(self.spec, logits[: rows.span.num_rows])
 
     def _run_experts(self, rows: _Rows, experts: Sequence[int], slots: Sequence[int]) -> None:
-        """Every product has the shape of one tile: what a wave is made of leaves no trace in the bits."""
+        """Every product has the shape of one tile, so the bits do not depend on the wave's composition."""
         tile, dump = rows.span.tile, rows.expert_rows.shape[0] - 1
         places: list[int] = []
         tile_slots: list[int] = []
@@ -260,7 +260,7 @@ class Decoder:
 class DecoderPass:
     """A target pass in progress; see `specter.models.base.TargetPass`.
 
-    Quicker within `torch.inference_mode`, which is not entered here: five times a layer would cost what it saves.
+    Callers enter `torch.inference_mode`: entering it here, five times per layer, would cost as much as it saves.
     """
 
     def __init__(self, decoder: Decoder, blocks: list[_Rows], num_outputs: int) -> None:
@@ -295,7 +295,7 @@ class DecoderPass:
             tile, num_rows = rows.span.tile, rows.span.num_rows
             wanted = min(self._num_outputs - len(outputs), num_rows)
             if wanted > 0:
-                first = (num_rows - wanted) // tile * tile  # tiles without a wanted row are left out
+                first = (num_rows - wanted) // tile * tile  # tiles without a requested row are skipped
                 logits = self._decoder._logits(rows.x[first:], tile)
                 outputs = [*logits[num_rows - wanted - first : num_rows - first].unbind(0), *outputs]
         return outputs

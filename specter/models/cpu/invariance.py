@@ -1,6 +1,6 @@
-"""Does a row's result depend on what runs beside it? A property of this machine's BLAS, so it is tried, not assumed.
+"""Checks that a row's bits do not depend on the rows beside it, which is a property of this machine's BLAS.
 
-Losslessness rests on it: a verification pass must give every row the bits of plain decoding.
+Losslessness depends on it: a verification pass must give every row the bits of plain decoding.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InvarianceReport:
-    """What was tried on this machine, and which path the decoder takes for it."""
+    """The outcome on this machine, and the path that the decoder takes."""
 
     rowwise: bool  # the tiled path failed: every row runs alone
-    failures: tuple[str, ...]  # which comparisons of the tiled path differed
+    failures: tuple[str, ...]  # comparisons that differed on the tiled path
     num_rows: int
     num_threads: int
     device: str
@@ -35,7 +35,7 @@ class InvarianceReport:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Rows of one pass over the first layers, bits and all."""
+    """Results of one pass over the first layers."""
 
     logits: Tensor  # [rows, V]
     entries: Tensor  # [layers, rows, kv_width]
@@ -50,9 +50,9 @@ class _Trial:
 def invariance_check(decoder: Decoder) -> InvarianceReport:
     """Compares rows bit by bit at other places in the tile, among other neighbours and in other waves.
 
-    Runs the dense layers and one MoE layer at the decoder's real shapes and thread count, with random experts
-    in its first slots; empties KV cache and slots afterwards, so it is to be called before anything is loaded.
-    Where the tiled path fails, switches the decoder to `rowwise`.
+    Runs the dense layers and one MoE layer at the decoder's shapes and thread count, with random experts in its first
+    slots. Clears KV cache and slots: call it before loading anything. Switches the decoder to `rowwise` if the tiled
+    path fails.
 
     Raises:
         SpecterError: the row-wise path differs too.
@@ -81,7 +81,7 @@ def _differences(decoder: Decoder, num_rows: int) -> list[str]:
     cache, arena = decoder.cache, decoder.arena
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(0, decoder.spec.vocab, (num_rows,), generator=generator).tolist()
-    # Rows on both sides of a key block's end, if the cache has more than one.
+    # Rows on both sides of a key block's end, if the cache has several.
     start = max(0, min(KEY_BLOCK - num_rows // 2, cache.capacity - num_rows))
     cache.reset()
     cache.entries[:, :start] = torch.randn(cache.entries[:, :start].shape, generator=generator).to(cache.entries)
@@ -94,7 +94,7 @@ def _differences(decoder: Decoder, num_rows: int) -> list[str]:
         together = _run(decoder, tokens, start, slots)
         shift = min(decoder.tile // 2 + 1, num_rows - 1)
         shifted = _run(decoder, tokens[shift:], start + shift, slots)
-        # Backwards: a pass ends the cache at its last row.
+        # From the end: a pass crops the cache at its last row.
         places = {0, 1, decoder.tile // 2, decoder.tile - 1, decoder.tile, num_rows - 1} & set(range(num_rows))
         alone = [
             _run(decoder, [tokens[i]], start + i, slots).equals(together.rows(i, i + 1))
@@ -121,7 +121,7 @@ def _random_payload(decoder: Decoder, generator: torch.Generator) -> Tensor:
 
 
 def _run(decoder: Decoder, tokens: Sequence[int], position: int, slots: Sequence[int]) -> _Trial:
-    """One pass; the slots all hold the same expert, which stands for every expert."""
+    """One pass in which every slot holds the same expert."""
     num_layers = min(decoder.num_dense_layers + 1, decoder.num_layers)
     target = decoder.target_pass(tokens, position, len(tokens))
     for layer in range(num_layers):

@@ -1,4 +1,4 @@
-"""The KV cache at a fixed capacity: per position and layer one latent and one rotated key, or keys and values."""
+"""The KV cache at a fixed capacity: per position and layer a latent and a rotated key, or keys and values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ KEY_BLOCK = 128  # keys are read in blocks of this many; storage is whole blocks
 class KVCache:
     """Entries [L, storage, kv_width]; storage is `capacity` rounded up to whole key blocks.
 
-    An entry is a latent and its rotary key (the whole is the key, the latent the value), or the rotated keys of all
-    key heads and then their values.
-
-    Cropping only lowers `length`; what lies beyond is finite, never read unmasked, and overwritten later.
+    An entry is a latent and its rotary key (the whole is the key, the latent the value), or the rotated keys and then
+    the values of all key heads. Entries beyond `length` are finite and masked.
     """
 
     def __init__(self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -44,7 +42,7 @@ class KVCache:
         ]
 
     def extend(self, position: int, num_rows: int) -> None:
-        """Makes `position`… the end of the cache, rewriting what was there.
+        """Makes `num_rows` positions from `position` on the end of the cache.
 
         Raises:
             SpecterError: the rows do not fit, or would leave a gap.

@@ -1,4 +1,4 @@
-"""A model whose numerics run: checkpoint, store, slots and decoder, ready to serve inputs under any budget."""
+"""A model on the CPU: checkpoint, store and decoder, which run inputs under any budget."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from specter.speculation.drafts import DRAFTS
 from specter.speculation.sampling import build_sampler
 
 RESIDENT = SystemConfig(name="resident", eviction="resident")  # plain decoding with every expert in a slot
-DTYPE = torch.float32  # what a CPU computes in; the checkpoint's int8 or BF16 values are exact in it
+DTYPE = torch.float32  # represents a checkpoint's int8 or BF16 values exactly
 
 
 @dataclass(slots=True)
 class LiveModel:
-    """Weights in memory once, whatever runs on them.
+    """Weights loaded once for any number of runs.
 
     Attributes:
-        notes: provenance and whatever degraded, for every run's env.json.
+        notes: provenance and degradations, for every run's env.json.
     """
 
     decoder: Decoder
@@ -47,7 +47,7 @@ class LiveModel:
         """Loads target and draft, and checks that a row's bits do not depend on its place on this machine.
 
         Raises:
-            SpecterError: from the checkpoint and quantised directories' strict readers.
+            SpecterError: from the strict readers of the checkpoint and of the quantized directory.
         """
         config = run.config
         checkpoint = Checkpoint.open(config.model.checkpoint)
@@ -76,7 +76,7 @@ class LiveModel:
     def run(
         self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
     ) -> RunResult:
-        """Runs one input with slots of its own; see `session.run_input`."""
+        """Runs one input with its own slots; see `session.run_input`."""
         arena = SlotArena(run.num_slots, self.store.codec)
         self.decoder.arena = arena
 

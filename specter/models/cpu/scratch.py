@@ -1,6 +1,6 @@
-"""What the decoder's products write to, and every view of it.
+"""Preallocated buffers of the decoder's products, and their views.
 
-On narrow rows an operation costs more than its arithmetic, a view as much as a small product: all is made once.
+On narrow rows, creating a view costs as much as a small product, so views are made once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from torch import Tensor
 from specter.models.cpu.kv_cache import KEY_BLOCK, KVCache
 from specter.models.spec import ModelSpec
 
-ATTENTION_ROWS = 4  # per product of attention, where tiles are whole multiples: less padding than whole tiles have
+ATTENTION_ROWS = 4  # per product of attention, if they divide a tile: less padding than whole tiles
 
 
 class MlpScratch:
-    """Of a layer's MLP without routed experts, R rows; see `LayerWeights.wide` (E or g may be 0, and S)."""
+    """Buffers of R rows for a layer without routed experts; see `LayerWeights.wide` (E, g and S may be 0)."""
 
     def __init__(self, like: Tensor, num_rows: int, num_router: int, num_gates: int, inter: int) -> None:
         self.wide = like.new_empty(num_rows, num_router + num_gates + 2 * inter)
@@ -24,20 +24,20 @@ class MlpScratch:
 
 
 class Scratch:
-    """Of a pass over `num_tiles` tiles; layers and passes follow each other in it."""
+    """Buffers of a pass over `num_tiles` tiles, reused by all layers and passes."""
 
     def __init__(self, spec: ModelSpec, num_tiles: int, tile: int, cache: KVCache) -> None:
         heads, num_keys, width, value_width = spec.num_heads, spec.num_key_heads, spec.key_width, spec.value_width
         group = heads // num_keys  # G, queries per key head
         like, num_rows = cache.entries, num_tiles * tile
         self.tile = tile
-        # Queries, then what a position adds to the cache; see `AttentionWeights.into`.
+        # Queries, then the cache entries; see `AttentionWeights.into`.
         self.wide = like.new_empty(num_rows, heads * width + spec.kv_width)
         self.entries = self.wide[:, heads * width :]
         rotated = self.wide[:, : (heads + num_keys) * width].unflatten(1, (-1, width))
         self.latent = rotated[:, heads, : spec.kv_lora]
         self.pairs = torch.view_as_complex(rotated.unflatten(-1, (-1, 2)))
-        # [parts, Hk, r, G, W]: one matrix of queries per part of a tile and key head.
+        # [parts, Hk, r, G, W]: a matrix of queries per part of a tile and key head.
         self.part_rows = rows = ATTENTION_ROWS if tile % ATTENTION_ROWS == 0 else tile  # r
         self.by_row = rotated[:, :heads].view(-1, rows, num_keys, group, width).transpose(1, 2)
         self.queries = like.new_empty(self.by_row.shape)
@@ -47,7 +47,7 @@ class Scratch:
             [(query.flatten(0, 1), context.flatten(0, 1)) for query, context in zip(*part, strict=True)]
             for part in zip(self.queries, contexts, strict=True)
         ]
-        # Of one part, reused by all; scores of blocks that are left out stay finite, and masked.
+        # Shared by all parts; scores of skipped blocks stay finite and masked.
         self.scores = like.new_empty(num_keys, rows, group, cache.storage)
         self.probs = torch.empty_like(self.scores)
         self.blocks = [
@@ -60,7 +60,7 @@ class Scratch:
 
 
 class ExpertScratch:
-    """Of one wave's tiles, at most `num_tiles`: inputs, gate and up, results."""
+    """Buffers of a wave of at most `num_tiles` tiles: inputs, gate and up, results."""
 
     def __init__(self, spec: ModelSpec, num_tiles: int, tile: int, like: Tensor) -> None:
         self.num_tiles = num_tiles
