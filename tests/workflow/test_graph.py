@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
 import yaml
 
-from tests.workflow.conftest import Checkout
+from specter.sources import imported_files
+from tests.workflow.conftest import ROOT, Checkout
 
 
 def test_lint_is_clean(checkout: Checkout) -> None:
@@ -64,7 +67,7 @@ def test_code_is_stale_where_it_runs_and_comments_are_not_code(checkout: Checkou
         path.write_text(f"{path.read_text()}\n\n# A comment.\n".replace('"""', '"""More words. ', 1))
     assert checkout.pending("smoke") == {}
 
-    # A module that jobs import through others: what runs an engine is stale, what does not is not.
+    # A module that jobs import through others: jobs that run an engine are stale, the others are not.
     path = checkout.root / "specter/experts/cache.py"
     text = path.read_text()
     path.write_text(f"{text}\nCHANGED = True\n")
@@ -72,21 +75,38 @@ def test_code_is_stale_where_it_runs_and_comments_are_not_code(checkout: Checkou
     assert (stale["record"], stale["replay"], stale["decompose"], stale["live_check"]) == (4, 4, 1, 1)
     assert not {"preflight", "quantize"} & set(stale)
     path.write_text(text)
-    assert checkout.pending("smoke") == {}
-
-    # Baselines are found by name, not imported.
-    path = checkout.root / "baselines/on_demand.py"
-    text = path.read_text()
-    path.write_text(f"{text}\nCHANGED = True\n")
-    stale = checkout.pending("smoke")
-    assert (stale["record"], stale["replay"]) == (4, 4) and not {"preflight", "quantize"} & set(stale)
-    path.write_text(text)
 
     path = checkout.root / "harness/jobs/tidy.py"
     path.write_text(f"{path.read_text()}\nCHANGED = True\n")
     stale = checkout.pending("smoke")
     assert (stale["tidy"], stale["tidy_probe"]) == (4, 4)
     assert not {"preflight", "quantize", "record", "replay", "probe", "fidelity"} & set(stale)
+
+
+@pytest.mark.parametrize(
+    ("job", "imports", "does_not"),
+    [
+        (
+            "record",
+            ["specter/models/cpu/decoder.py", "specter/engine.py", "baselines/specmoeoff.py"],
+            ["cuda", "studies"],
+        ),
+        ("replay", ["specter/experts/policies/retain.py", "baselines/on_demand.py"], ["cuda", "cpu", "studies"]),
+        ("measure", ["specter/models/cuda/draft.py", "baselines/specmoeoff.py"], ["studies", "bench"]),
+        ("tidy", ["specter/config.py"], ["engine.py", "studies", "cuda", "cpu"]),
+    ],
+)
+def test_the_code_of_a_job_is_what_it_imports(job: str, imports: list[str], does_not: list[str]) -> None:
+    rule = Path("rules/runs.smk").read_text()
+    call = re.search(rf'code_digest\("harness.jobs.{job}"(, "baselines")?\)', rule)
+    assert call is not None
+    modules = [f"harness.jobs.{job}", *(["baselines"] if call.group(1) else [])]
+    files = {path.relative_to(ROOT).as_posix() for path in imported_files(*modules)}
+    assert set(imports) <= files
+    parts = {
+        part for file in files if not file.startswith("baselines/transformers_offload") for part in file.split("/")
+    }
+    assert not parts & set(does_not)
 
 
 def test_the_log_that_a_failure_names_has_its_error(checkout: Checkout) -> None:
