@@ -27,6 +27,7 @@ from specter.results import read_config
 from specter.session import Replayer
 
 WHERE = (*MACHINE, "commit", "source_sha256", "checkpoint_digest")
+COMPARED = ("tpot_ms", "bytes_per_token", "hit_rate")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def charge(directory: Path) -> dict[str, Any]:
     charged = Replayer().replay(resolve(replace(config, clock="virtual")), recording, warmup)
     if charged.generation.tokens != recording.tokens:
         raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
-    return {
+    named = {
         "model": config.model.charged_as,
         "system": config.system.name,
         "tier": config.budget.tier,
@@ -59,18 +60,17 @@ def charge(directory: Path) -> dict[str, Any]:
         "dataset": config.dataset.name,
         "input": config.input,
         "k": config.depth,
-        **{f"measured_{key}": measured[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
-        **{f"charged_{key}": charged.metrics[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
     }
+    numbers = {"measured": measured, "charged": charged.metrics}
+    return named | {f"{clock}_{key}": metrics[key] for clock, metrics in numbers.items() for key in COMPARED}
 
 
 def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, Any]:
     """The record. Its summary: the median of charged over measured TPOT, by system and over all."""
     ratios: dict[str, list[float]] = {}
     for cell in cells:
-        ratio = cell["charged_tpot_ms"] / cell["measured_tpot_ms"]
-        ratios.setdefault(cell["system"], []).append(ratio)
-        ratios.setdefault("all", []).append(ratio)
+        for name in (cell["system"], "all"):
+            ratios.setdefault(name, []).append(cell["charged_tpot_ms"] / cell["measured_tpot_ms"])
     summary = {f"charged_over_measured.{name}": statistics.median(values) for name, values in ratios.items()}
     return {"provenance": where, "summary": summary, "facts": {"cells": list(cells)}}
 
@@ -81,13 +81,12 @@ def provenance(runs: Sequence[Path]) -> dict[str, Any]:
     Raises:
         SpecterError: the runs differ in their machine's file or in their length.
     """
-    noted = [json.loads((path / "env.json").read_text()) for path in runs]
-    where: dict[str, Any] = {**merged(noted, WHERE)}
+    where = merged([json.loads((path / "env.json").read_text()) for path in runs], WHERE)
     alike = {(config.hardware.name, config.max_new_tokens) for config in map(read_config, runs)}
     if len(alike) > 1:
         raise SpecterError(f"runs of different machines or lengths: {sorted(alike)}", "charge them one by one")
     [(hardware, max_new_tokens)] = alike
-    return where | {"hardware": hardware, "max_new_tokens": max_new_tokens}
+    return {**where, "hardware": hardware, "max_new_tokens": max_new_tokens}
 
 
 def main(options: Options) -> None:
