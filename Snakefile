@@ -13,7 +13,8 @@ from snakemake.utils import min_version
 
 sys.path.insert(0, workflow.basedir)
 
-from harness import catalogue, device_records, plan, scales
+from harness import catalogue, plan, scales
+from harness.plotting import titles
 from specter.errors import SpecterError
 from specter.sources import code_digest
 

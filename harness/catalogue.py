@@ -6,10 +6,11 @@ The modules of `harness.studies` are imported here, and register what they defin
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from harness.scales import load_scale
 from harness.studies.registry import DEVICE, FIGURES, TABLES, FigureStudy, TableStudy
-from specter.registry import import_modules
+from specter.registry import Registry, import_modules
 
 __all__ = ["FIGURES", "TABLES", "device_figures", "device_tables", "figure_model", "figures", "records", "tables"]
 import_modules("harness.studies")
@@ -42,14 +43,19 @@ def figure_model(scale: str, file_name: str) -> str:
     return (model or load_scale(scale).models[0]) if FIGURES[name].one_model else ""
 
 
-def device_figures(machine: Path) -> list[str]:
-    """The figures that the records of a machine can fill, without their prefix."""
-    return [name.partition(".")[2] for name in FIGURES.names() if _on_device(name) and records(machine, FIGURES[name])]
+def device_figures(machine: Path | None = None) -> list[str]:
+    """The figures that the records of a machine can fill, without their prefix; of no machine: all."""
+    return _of_device(FIGURES, machine)
 
 
-def device_tables(machine: Path) -> list[str]:
-    """The tables that the records of a machine can fill, without their prefix."""
-    return [name.partition(".")[2] for name in TABLES.names() if _on_device(name) and records(machine, TABLES[name])]
+def device_tables(machine: Path | None = None) -> list[str]:
+    """The tables that the records of a machine can fill, without their prefix; of no machine: all."""
+    return _of_device(TABLES, machine)
+
+
+def _of_device(studies: Registry[Any], machine: Path | None) -> list[str]:
+    names = [name for name in studies.names() if _on_device(name)]
+    return [name.partition(".")[2] for name in names if machine is None or records(machine, studies[name])]
 
 
 def records(machine: Path, study: FigureStudy | TableStudy) -> list[Path]:

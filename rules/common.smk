@@ -1,6 +1,4 @@
 # What the rules share: the digests of their code, the files that they read, and what a scale delivers.
-DEVICE_FIGURES = ("rounds", "ablation", "trace", "families", "clock")
-DEVICE_TABLES = ("choices", "rivals", "families", "clock")
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
 NUM_DECOMPOSED = 1  # data sets of the experiment `rivals` whose speed-ups are explained
 
@@ -102,24 +100,24 @@ def tables(scale, *kinds):
 
 
 def measured():
-    """Figures and tables of the machines whose rounds were measured and committed."""
-    machines = [path.parent for path in sorted(Path("data/reference").glob("*/rounds.json"))]
-    stems = [f"figures/device/{m.name}_{name}" for m in machines for name in device_records.device_figures(m)]
-    tables = [f"paper_tables/device/{m.name}_{name}" for m in machines for name in device_records.device_tables(m)]
+    """Figures and tables of every machine that has records."""
+    machines = [path for path in sorted(Path("data/reference").glob("*")) if path.is_dir()]
     return [
-        *[f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png")],
-        *[f"{stem}.{kind}" for stem in tables for kind in ("tex", "md", "csv")],
+        *[f"figures/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.device_figures(m)
+          for kind in ("pdf", "png")],
+        *[f"paper_tables/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.device_tables(m)
+          for kind in ("tex", "md", "csv")],
     ]
 
 
 def live_checks(size):
-    """Comparisons of replays with live runs; on the device clock all runs are live."""
+    """What holds replays against live runs; on the device clock all runs are live."""
     return [f"results/{size.name}/live_check/{model}.json" for model in size.models] if size.clock == "virtual" else []
 
 
-def records(wildcards, *patterns):
-    """What a machine's directory has beside its rounds."""
-    return sorted(str(p) for pattern in patterns for p in Path(f"data/reference/{wildcards.machine}").glob(pattern))
+def device_records(machine, study):
+    """The files of a machine that a study is made from."""
+    return [str(path) for path in catalogue.records(Path("data/reference") / machine, study)]
 
 
 def deliverables(scale):

@@ -1,11 +1,10 @@
-# What was measured on a device is committed; here it becomes figures and a table.
+# Figures and tables of what was measured on a device and committed in data/reference/<machine>.
 
 
 rule device_figure:
     input:
-        code("harness/device*.py", "harness/drawing.py", "harness/frames.py", "harness/scales.py"),
-        "data/reference/{machine}/rounds.json",
-        lambda wildcards: records(wildcards, "rounds_*.trace.json.gz", "families_*.json", "clock.json"),
+        "harness/plotting/specter.mplstyle",
+        tidy=lambda wildcards: device_records(wildcards.machine, catalogue.FIGURES[f"device.{wildcards.figure}"]),
     output:
         pdf="figures/device/{machine}_{figure}.pdf",
         png=report(
@@ -14,23 +13,25 @@ rule device_figure:
             category="Figures",
             labels={"figure": "{machine} {figure}", "scale": "device"},
         ),
+    params:
+        code=lambda wildcards: code_digest("harness.plotting", catalogue.FIGURES[f"device.{wildcards.figure}"].module),
+        labels=plan.digest(titles.labels()),
+        out=listed_output,
+        tidy=listed("tidy"),
     log:
         "results/device/logs/figure-{machine}-{figure}.log",
     wildcard_constraints:
-        figure="|".join(DEVICE_FIGURES),
+        figure="|".join(catalogue.device_figures()),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.device {wildcards.figure} data/reference/{wildcards.machine} "
-        "--out {output.pdf} {output.png} > {log}"
+        "logged {log} python -m harness.jobs.draw figure=device.{wildcards.figure} out={params.out} tidy={params.tidy}"
 
 
 rule device_table:
     input:
-        code("harness/device*.py", "harness/plotting/tables.py", "harness/frames.py", "harness/scales.py"),
-        "data/reference/{machine}/rounds.json",
-        lambda wildcards: records(wildcards, "families_*.json", "clock.json"),
+        tidy=lambda wildcards: device_records(wildcards.machine, catalogue.TABLES[f"device.{wildcards.table}"]),
     output:
         tex="paper_tables/device/{machine}_{table}.tex",
         md=report(
@@ -40,13 +41,17 @@ rule device_table:
             labels={"table": "{machine} {table}", "scale": "device"},
         ),
         csv="paper_tables/device/{machine}_{table}.csv",
+    params:
+        code=lambda wildcards: code_digest("harness.plotting", catalogue.TABLES[f"device.{wildcards.table}"].module),
+        labels=plan.digest(titles.labels()),
+        out=listed_output,
+        tidy=listed("tidy"),
     log:
         "results/device/logs/table-{machine}-{table}.log",
     wildcard_constraints:
-        table="|".join(DEVICE_TABLES),
+        table="|".join(catalogue.device_tables()),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "python -m harness.device_tables {wildcards.table} data/reference/{wildcards.machine} "
-        "--out {output.tex} {output.md} {output.csv} > {log}"
+        "logged {log} python -m harness.jobs.draw table=device.{wildcards.table} out={params.out} tidy={params.tidy}"

@@ -17,6 +17,7 @@ rule figure:
         code=lambda wildcards: code_digest("harness.plotting", figure_study(wildcards).module),
         name=lambda wildcards: figure_study(wildcards).name,
         model=lambda wildcards: catalogue.figure_model(wildcards.scale, wildcards.figure),
+        labels=plan.digest(titles.labels()),
         out=listed_output,
         tidy=listed("tidy"),
     log:
@@ -46,6 +47,7 @@ rule table:
         json="results/{scale}/tables/{table}.json",
     params:
         code=lambda wildcards: code_digest("harness.plotting", catalogue.TABLES[wildcards.table].module),
+        labels=plan.digest(titles.labels()),
         out=listed_output,
         tidy=listed("tidy"),
     log:

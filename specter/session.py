@@ -16,7 +16,6 @@ from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
 from specter.resolve import ResolvedRun
 from specter.speculation.accept import Sampler, TokenSampler
-from specter.timeline.hardware import Hardware
 from specter.timeline.trace import TraceOp
 
 OnCommit = Callable[[list[int]], None]
@@ -42,7 +41,6 @@ def run_input(
     backend: Backend | None = None,
     on_commit: OnCommit = lambda tokens: None,
     predicts: bool = False,
-    rate: Callable[[Generation], Hardware] | None = None,
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.
 
@@ -52,7 +50,6 @@ def run_input(
         backend: see `build_engine`.
         on_commit: called with the tokens of every commit, the warm-up's included.
         predicts: see `RecordingModel`.
-        rate: the hardware whose rates the floors use, after a generation; by default that of the configuration.
     Raises:
         SpecterError: a prompt that is empty or too long for the KV cache.
     """
@@ -63,8 +60,6 @@ def run_input(
         generation = engine.generate(warmup_prompt, run.config.warmup_tokens, on_commit)
         warmup = recorder.finish(generation, {})
     generation, residents = _generate(engine, prompt, run.config.max_new_tokens, on_commit)
-    if rate is not None:
-        run = replace(run, config=replace(run.config, hardware=rate(generation)))
     return _result(run, engine, generation, residents, recorder.finish(generation, {}), warmup)
 
 
@@ -119,6 +114,5 @@ def _result(
     recording: Recording,
     warmup: Recording | None,
 ) -> RunResult:
-    rounds = accesses(generation, recording) if recording.has_routing else None
-    metrics = summarize(run, generation, rounds, residents)
+    metrics = summarize(run, generation, accesses(generation, recording), residents)
     return RunResult(generation, metrics, recording, warmup, engine.timeline.ops)

@@ -3,23 +3,23 @@
 Replays the recordings that `harness.jobs.measure` writes beside its runs, by the virtual clock of the same machine:
 
     measured=$(ls -d results/standin/main/deepseek_v2_lite/* | paste -sd,)
-    python -m harness.jobs.charge measured=$measured out=data/reference/h200/clock.json
+    python -m harness.jobs.charge measured=$measured out=data/reference/h200/clock.parquet
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.jobs import progress_bar, steps
+import pandas as pd
+
+from harness.jobs import progress_bar, steps, write_table
 from harness.recordings import RECORDING, WARMUP
 from specter.arguments import run_command
 from specter.errors import SpecterError
-from specter.files import write_json
 from specter.provenance import MACHINE, merged
 from specter.recording import Recording
 from specter.resolve import resolve
@@ -27,7 +27,6 @@ from specter.results import read_config
 from specter.session import Replayer
 
 WHERE = (*MACHINE, "commit", "source_sha256", "checkpoint_digest")
-COMPARED = ("tpot_ms", "bytes_per_token", "hit_rate")
 
 
 @dataclass(frozen=True)
@@ -52,27 +51,24 @@ def charge(directory: Path) -> dict[str, Any]:
     charged = Replayer().replay(resolve(replace(config, clock="virtual")), recording, warmup)
     if charged.generation.tokens != recording.tokens:
         raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
-    named = {
+    return {
         "model": config.model.charged_as,
         "system": config.system.name,
-        "tier": config.budget.tier,
+        "budget": config.budget.tier,
         "sampling": config.sampling.kind,
         "dataset": config.dataset.name,
         "input": config.input,
         "k": config.depth,
+        **{f"measured_{key}": measured[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
+        **{f"charged_{key}": charged.metrics[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
     }
-    numbers = {"measured": measured, "charged": charged.metrics}
-    return named | {f"{clock}_{key}": metrics[key] for clock, metrics in numbers.items() for key in COMPARED}
 
 
-def record(cells: Sequence[dict[str, Any]], where: dict[str, Any]) -> dict[str, Any]:
-    """The record. Its summary: the median of charged over measured TPOT, by system and over all."""
-    ratios: dict[str, list[float]] = {}
-    for cell in cells:
-        for name in (cell["system"], "all"):
-            ratios.setdefault(name, []).append(cell["charged_tpot_ms"] / cell["measured_tpot_ms"])
-    summary = {f"charged_over_measured.{name}": statistics.median(values) for name, values in ratios.items()}
-    return {"provenance": where, "summary": summary, "facts": {"cells": list(cells)}}
+def medians(rows: pd.DataFrame) -> dict[str, float]:
+    """The median of charged over measured TPOT, by system and over all."""
+    ratios = rows["charged_tpot_ms"] / rows["measured_tpot_ms"]
+    by_system = {str(system): float(ratio) for system, ratio in ratios.groupby(rows["system"]).median().items()}
+    return by_system | {"all": float(ratios.median())}
 
 
 def provenance(runs: Sequence[Path]) -> dict[str, Any]:
@@ -81,12 +77,13 @@ def provenance(runs: Sequence[Path]) -> dict[str, Any]:
     Raises:
         SpecterError: the runs differ in their machine's file or in their length.
     """
-    where = merged([json.loads((path / "env.json").read_text()) for path in runs], WHERE)
+    noted = [json.loads((path / "env.json").read_text()) for path in runs]
+    where: dict[str, Any] = {**merged(noted, WHERE)}
     alike = {(config.hardware.name, config.max_new_tokens) for config in map(read_config, runs)}
     if len(alike) > 1:
         raise SpecterError(f"runs of different machines or lengths: {sorted(alike)}", "charge them one by one")
     [(hardware, max_new_tokens)] = alike
-    return {**where, "hardware": hardware, "max_new_tokens": max_new_tokens}
+    return where | {"hardware": hardware, "max_new_tokens": max_new_tokens}
 
 
 def main(options: Options) -> None:
@@ -98,11 +95,10 @@ def main(options: Options) -> None:
         )
     where = provenance(runs)
     with progress_bar() as progress:
-        cells = [charge(path) for path in steps(runs, "charge", progress)]
-    found = record(cells, where)
-    write_json(options.out, found)
-    for name, ratio in found["summary"].items():
-        print(f"{name}: {ratio:.3f}")
+        rows = pd.DataFrame([charge(path) | where for path in steps(runs, "charge", progress)])
+    write_table(options.out, rows)
+    for name, ratio in medians(rows).items():
+        print(f"charged over measured, {name}: {ratio:.3f}")
 
 
 if __name__ == "__main__":

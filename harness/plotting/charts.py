@@ -51,11 +51,8 @@ class Grid:
         self.column_values = data[columns].unique().tolist() if columns else [None]
         num_rows, num_columns = len(self.row_values), len(self.column_values)
         size = (width, height * num_rows + margin)
-        axes: Any
-        self.figure: Figure
-        self.figure, axes = _pyplot().subplots(
-            num_rows, num_columns, figsize=size, layout="constrained", squeeze=False, sharex=sharex, sharey=sharey
-        )
+        self.figure = _new_figure(size)
+        axes = self.figure.subplots(num_rows, num_columns, squeeze=False, sharex=sharex, sharey=sharey)
         self.axes: list[list[Axes]] = axes.tolist()
 
     def __iter__(self) -> Iterator[tuple[Axes, pd.DataFrame]]:
@@ -207,15 +204,12 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         figure.savefig(path, metadata=metadata)
-    _pyplot().close(figure)
 
 
-def _pyplot() -> Any:
-    """matplotlib's pyplot, without a window and in this repository's style."""
-    import matplotlib
+def _new_figure(size: tuple[float, float]) -> Figure:
+    """An empty figure in this repository's style; it has no window, and pyplot does not keep it."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.style.use(Path(__file__).with_name("specter.mplstyle"))
-    return pyplot
+    style.use(Path(__file__).with_name("specter.mplstyle"))
+    return Figure(figsize=size, layout="constrained")

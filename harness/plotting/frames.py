@@ -150,3 +150,15 @@ def half_width(frame: pd.DataFrame, column: str) -> float:
         return float("nan")
     error = float((groups["var"].fillna(0) / groups["count"]).sum() ** 0.5) / len(groups)
     return error * (T_95[freedom - 1] if freedom <= len(T_95) else 1.96)
+
+
+def demand_lossless(frame: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The runs themselves. Raises SpecterError if one was not shown to have the tokens of plain decoding."""
+    agrees = frame["agrees_with_plain"].astype("boolean").fillna(False)
+    if not agrees.all():
+        names = ", ".join(in_order("system", frame.loc[~agrees, "system"]))
+        raise SpecterError(
+            f"{source}: the tokens of {names} were not shown to equal plain decoding's",
+            "find out why, and measure again",
+        )
+    return frame

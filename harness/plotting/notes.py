@@ -143,3 +143,34 @@ def stated(frame: pd.DataFrame) -> dict[str, str]:
         "checkpoint": checkpoint_line(frame),
         "temperature": " / ".join(f"{value:g}" for value in sorted(frame["temperature"].unique())),
     }
+
+
+def device_line(frame: pd.DataFrame) -> str:
+    """The machine, its software and the checkpoint of runs that were measured on a device, once each."""
+    one = frame.iloc[0]
+    return (
+        f"device clock: {one['gpu']}, driver {one['driver_version']}, torch {one['torch']}, one run; "
+        f"{one['checkpoint']}"
+    )
+
+
+def device_texts(frame: pd.DataFrame) -> list[str]:
+    """Lines below a figure of measured runs: machine and texts, then memory and how much texts repeat themselves."""
+    cells = frame.groupby(["system", "budget", "sampling", "k", "fused", "graphs", "overlap"]).size()
+    least, most = int(cells.min()), int(cells.max())
+    texts = counted(least, "text") if least == most else f"{least}–{most} texts"
+    parts = []
+    for sampling, grams in frame.groupby("sampling")["distinct_4grams"]:
+        low, high = grams.min(), grams.max()
+        parts.append(f"{sampling} {low:.0%}" + ("" if low == high else f" to {high:.0%}"))
+    one = frame.iloc[0]
+    return [
+        f"{device_line(frame)}; {one['prompt_tokens']}-token prompts, {one['max_new_tokens']} new tokens, {texts}.",
+        "Equal slots (same_experts): the draft's INT4 experts come on top of them, and LRU gets no slots for them. "
+        f"Distinct 4-grams: {', '.join(parts)} (below {LOOPING:.0%} a text loops).",
+    ]
+
+
+def device_stated(frame: pd.DataFrame) -> dict[str, str]:
+    """The protocol of a table of measured runs, as columns of its CSV file."""
+    return {"clock": "device", "hardware": frame["gpu"].iloc[0], "checkpoint": frame["checkpoint"].iloc[0]}

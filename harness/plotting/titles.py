@@ -20,10 +20,8 @@ ORDER = {
     "dataset": ("gsm8k", "humaneval", "hub_gsm8k", "hub_humaneval", "hub_wikitext2", "hub_gpqa", "hub_c4"),
     "hardware": ("a100_40gb_pcie4", "a100_12gbps", "h200_pcie5", "rtx4090_ddr4"),
     "model": ("deepseek_v2_lite", "qwen1_5_moe", "phi3_5_moe"),
-    "policy": ("same_bytes", "same_experts", "published"),
-    "method": ("gptq", "awq", "rtn", "q8_0", "q4_k", "q2_k"),
 }  # fmt: skip
-# Titles of names that have no file of their own in conf/.
+# Titles of names that have no file of their own in conf/, in their order.
 TITLES = {
     "policy": {"same_bytes": "equal bytes", "same_experts": "equal experts", "published": "as published"},
     "method": {
@@ -35,53 +33,6 @@ TITLES = {
         "q2_k": "GGUF Q2_K",
     },
     "checkpoint": {"standin": "narrow stand-in of", "hub": "hub checkpoint of"},
-    # Until conf/ has them.
-    "system": {
-        "specter": "Specter",
-        "specter_deadline": "Specter, deadline + retain",
-        "specter_no_prefetch": "Specter, no prefetch",
-        "specmoeoff": "SpecMoEOff",
-        "specmoeoff_tuned": "SpecMoEOff, tuned",
-        "mixtral_offloading": "Mixtral-Offloading",
-        "mixtral_speculative_loading": "Mixtral-Off., spec. loading",
-        "lru": "LRU",
-        "lru_next_gate": "LRU, next gate",
-        "on_demand": "on demand",
-        "resident": "resident (all on GPU)",
-    },
-    "dataset": {
-        "gsm8k": "GSM8K",
-        "humaneval": "HumanEval",
-        "hub_gsm8k": "GSM8K",
-        "hub_humaneval": "HumanEval",
-        "hub_wikitext2": "WikiText-2",
-        "hub_gpqa": "GPQA",
-        "hub_c4": "C4",
-    },
-    "hardware": {
-        "a100_40gb_pcie4": "A100 40 GB, PCIe 4.0",
-        "a100_12gbps": "A100 40 GB, 12 GB/s",
-        "h200_pcie5": "H200, PCIe 5.0",
-        "rtx4090_ddr4": "RTX 4090, DDR4 desktop",
-    },
-    "model": {
-        "deepseek_v2_lite": "DeepSeek-V2-Lite",
-        "qwen1_5_moe": "Qwen1.5-MoE",
-        "phi3_5_moe": "Phi-3.5-MoE",
-    },
-}
-COLOURS = {
-    "specter": "#0072B2",
-    "specter_deadline": "#003f69",
-    "specter_no_prefetch": "#56B4E9",
-    "specmoeoff": "#CC79A7",
-    "specmoeoff_tuned": "#8c4a73",
-    "mixtral_offloading": "#D55E00",
-    "mixtral_speculative_loading": "#f0a070",
-    "lru": "#E69F00",
-    "lru_next_gate": "#F0E442",
-    "on_demand": "#9a9a9a",
-    "resident": "#009E73",
 }
 
 
@@ -98,19 +49,27 @@ def title(group: str, name: object) -> str:
     return _option(group, name).get("title") or TITLES.get(group, {}).get(name) or name.replace("_", " ")
 
 
+def labels() -> list[list[str]]:
+    """Every title and colour in conf/: what a drawing job depends on beside its data and its code."""
+    paths = sorted(CONF.glob("*/*.yaml"))
+    values = [_option(path.parent.name, path.stem) for path in paths]
+    return [[str(path), str(v.get("title")), str(v.get("colour"))] for path, v in zip(paths, values, strict=True)]
+
+
 def short_title(system: str) -> str:
     """A system's title without what stands in brackets."""
     return title("system", system).partition(" (")[0]
 
 
 def colour(system: str) -> str:
-    given: str = _option("system", system).get("colour") or COLOURS.get(system, OTHER_COLOUR)
+    given: str = _option("system", system).get("colour") or OTHER_COLOUR
     return given
 
 
 def in_order(group: str, names: Iterable[str]) -> list[str]:
     """The distinct names of a group in the order of figures and tables."""
-    order = {name: index for index, name in enumerate(ORDER.get(group, ()))}
+    known: Iterable[str] = ORDER.get(group) or TITLES.get(group, {})
+    order = {name: index for index, name in enumerate(known)}
     return sorted(set(names), key=lambda name: (order.get(name, len(order)), name))
 
 

@@ -156,7 +156,7 @@ def runs_data(frames: Frames) -> pd.DataFrame:
         alpha = pooled_acceptance(mine) if len(lengths) else 1.0
         if alpha < 1:
             n = np.arange(lengths.index.max() + 1)
-            longer = lengths[::-1].cumsum().reindex(n, method="bfill") / lengths.sum()
+            longer = lengths[::-1].cumsum().sort_index().reindex(n, method="bfill") / lengths.sum()
             block = pd.DataFrame({"n": n, "share": longer.to_numpy(), "geometric": alpha**n})
             bounds = {"alpha": alpha, "expected": expected_run(alpha), "deepest": largest_useful_depth(alpha)}
             blocks.append(block.assign(model=model, mode=mode, **bounds))

@@ -7,7 +7,6 @@ import sys
 
 LIGHT = (
     "report", "jobs.preflight", "jobs.tidy", "jobs.record", "jobs.replay", "jobs.charge", "jobs.decompose", "jobs.draw",
-    "device", "device_tables",
 )  # fmt: skip
 CODE = """
 import importlib, sys

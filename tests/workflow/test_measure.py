@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -205,10 +206,9 @@ def test_a_clock_charged_against_itself_is_right(live: LiveModel, configs: list[
         assert cell["charged_bytes_per_token"] == cell["measured_bytes_per_token"]
     where = charge.provenance(measured)
     assert where["gpu"] == "none" and where["max_new_tokens"] == 8
-    summary = charge.record(cells, where)["summary"]
-    assert summary["charged_over_measured.all"] == 1
+    assert charge.medians(pd.DataFrame(cells))["all"] == 1
     cells[0]["measured_tpot_ms"] *= 2
-    assert charge.record(cells, where)["summary"][f"charged_over_measured.{cells[0]['system']}"] < 1
+    assert charge.medians(pd.DataFrame(cells))[cells[0]["system"]] < 1
     path = measured[0] / "config.yaml"
     path.write_text(path.read_text().replace("clock: device", "clock: virtual"))
     with pytest.raises(SpecterError, match="was not measured: its clock is virtual"):

@@ -1,0 +1,117 @@
+"""Whole systems measured on a device at both budgets, and every baseline beside ours on the same texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from harness.plotting import notes
+from harness.plotting.charts import Grid, mark, note
+from harness.plotting.frames import Frames, demand_lossless, systems
+from harness.plotting.tables import Table
+from harness.plotting.titles import colour, short_title, title
+from harness.studies.registry import figure, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OURS = "specter_deadline"
+SHOWN = (OURS, "specter", "lru", "on_demand", "resident")
+FLOORLESS = ("on_demand", "resident")  # they keep no expert, and all experts
+TIERS, SAMPLINGS = ("high", "low"), ("greedy", "seeded")
+FLOORS = (
+    "K = 16. Whiskers: least to greatest text. Black line: floor_trace of the same texts at the link's measured rate. "
+    "On demand, which loads as much for any text, was measured once and stands in every panel."
+)
+
+
+def shown_runs(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs of `SHOWN` with everything switched on, at the published K."""
+    usual = frame["fused"] & frame["graphs"] & frame["overlap"]
+    return frame[usual & frame["system"].isin(SHOWN) & frame["k"].isin((0, 16))]
+
+
+def rounds_data(frames: Frames) -> pd.DataFrame:
+    """[budget, sampling, panel, system, tpot_ms, least, greatest, floor_trace_ms]: over texts.
+
+    A system that ignores budget or sampling was measured once, and stands in every panel of its kind.
+    """
+    frame = shown_runs(frames["systems"])
+    rows = []
+    for tier in TIERS:
+        for sampling in SAMPLINGS:
+            here = (frame["budget"] == tier) & (frame["sampling"] == sampling)
+            resident = (frame["system"] == "resident") & (frame["sampling"] == sampling)
+            part = frame[here | resident | (frame["system"] == "on_demand")]
+            for system in (name for name in SHOWN if name in set(part["system"])):
+                mine = part[part["system"] == system]
+                times, floors = mine["tpot_ms"], mine["floor_trace_ms"]
+                rows.append(
+                    {
+                        "budget": tier,
+                        "sampling": sampling,
+                        "panel": f"{tier} budget, {sampling}",
+                        "system": system,
+                        "tpot_ms": times.mean(),
+                        "least": times.min(),
+                        "greatest": times.max(),
+                        "floor_trace_ms": float("nan") if system in FLOORLESS else floors.mean(),
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+@figure(
+    "device.rounds", "systems", data=rounds_data,
+    footer=lambda frames: [*notes.device_texts(shown_runs(frames["systems"])), FLOORS],
+    about="systems measured at both budgets, greedy and seeded",
+)  # fmt: skip
+def draw_rounds(data: pd.DataFrame) -> Figure:
+    grid = Grid(data, columns="panel", height=2.1, sharey=True, title_size=7.5)
+    for panel, part in grid:
+        for x, row in enumerate(part.to_dict("records")):
+            spread = [[row["tpot_ms"] - row["least"]], [row["greatest"] - row["tpot_ms"]]]
+            panel.bar(x, row["tpot_ms"], yerr=spread, color=colour(row["system"]), label=short_title(row["system"]),
+                      error_kw={"elinewidth": 0.7})  # fmt: skip
+            note(panel, f"{row['tpot_ms']:.1f}", (x, row["greatest"]))
+            if row["floor_trace_ms"] == row["floor_trace_ms"]:
+                mark(panel, x, row["floor_trace_ms"], half=0.4)
+        panel.set_xticks([])
+    grid.label(y="TPOT (ms per token)")
+    grid.legend()
+    return grid.figure
+
+
+@table("device.rivals", "rivals", "provenance", about="every baseline beside ours, on the same texts")
+def rivals_table(frames: Frames) -> Table:
+    """Raises SpecterError if the tokens of a run were not shown to equal plain decoding's."""
+    frame = demand_lossless(frames["rivals"], "rivals")
+    rows = []
+    for tier in TIERS:
+        at = frame[frame["budget"] == tier]
+        ours = at[at["system"] == OURS].set_index(["dataset", "input"])["tpot_ms"]
+        for system in systems(at):
+            mine = at[at["system"] == system].set_index(["dataset", "input"])
+            rows.append(
+                {
+                    "budget": tier,
+                    "system": title("system", system),
+                    "K": str(mine["k"].iloc[0] or "–"),
+                    "TPOT (ms)": mine["tpot_ms"].mean(),
+                    "× ours": mine["tpot_ms"].mean() / ours[mine.index].mean(),
+                    "× floor_trace": mine["over_floor_trace"].mean(),
+                    "hits (%)": mine["hit_rate"].mean() * 100,
+                    "acceptance (%)": mine["acceptance"].mean() * 100,
+                    "texts": str(len(mine)),
+                }
+            )
+    one = frame.iloc[0]
+    kept: dict[str, str] = frames["provenance"].query("table == 'rivals'")["notes"].iloc[0]
+    words = [
+        f"Device clock; {one['gpu']}; {one['checkpoint']}; greedy, {one['max_new_tokens']} tokens; tokens of all equal "
+        "plain decoding's. × ours: over our TPOT on the same texts. × floor_trace: mean of the texts' ratios.",
+        *[f"{key}: {text}." for key, text in kept.items()],
+    ]
+    heading = "Rivals on a device, at equal slots"
+    return Table(heading, pd.DataFrame(rows), 3, words, notes.device_stated(frame))

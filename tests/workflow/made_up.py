@@ -1,0 +1,86 @@
+"""Made-up tidy tables: a row per combination of settings, with metrics that differ in every row."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specter.memory import PARTS
+
+METRICS = (
+    "tpot_ms", "tpot_after_first_round_ms", "ttft_ms", "end_to_end_ms", "union_mean", "num_hits", "num_late_hits",
+    "num_misses", "hit_rate", "bytes_per_token", "link_busy_frac", "stall_ms", "over_floor_trace", "over_floor_ideal",
+    "device_total_bytes", "floor_ideal_ms", "floor_trace_ms", "acceptance", "mean_accepted_len", "num_prompt_tokens",
+    *(f"device_{part}_bytes" for part in PARTS),
+)  # fmt: skip
+PER_LAYER = {"high": 16.0, "low": 4.0}
+SETTINGS: dict[str, Any] = {
+    "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "budget": "high", "policy": "same_bytes",
+    "sampling": "greedy", "temperature": 1.0, "hardware": "a100_40gb_pcie4", "dataset": "gsm8k", "input": 0, "k": 16,
+    "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 1.0, "fits_budget": True,
+    "fits_device": True, "fits_without_offloading": True,
+}  # fmt: skip
+
+
+def runs(systems: Sequence[str], **axes: Sequence[Any]) -> pd.DataFrame:
+    """Runs of every combination. A system that ignores the budget runs at the first one; plain decoding has K = 0."""
+    rows = []
+    for system in systems:
+        speculative, uses_budget = system.startswith("spec"), system != "resident"
+        mine = axes | ({} if uses_budget else {"budget": axes.get("budget", ["high"])[:1]})
+        mine |= {} if speculative else {"k": [0]}
+        for values in itertools.product(*mine.values()):
+            row = SETTINGS | dict(zip(mine, values, strict=True)) | {"system": system}
+            rng = random.Random(str(sorted(row.items())))
+            metrics = {name: rng.uniform(1, 100) for name in METRICS}
+            rows.append(row | metrics | {"speculative": speculative, "uses_budget": uses_budget})
+    frame = pd.DataFrame(rows)
+    per_layer = [PER_LAYER.get(str(budget)) or float(budget) for budget in frame["budget"]]
+    return frame.assign(charged_as=frame["model"], experts_per_layer=per_layer)
+
+
+def values(frame: pd.DataFrame, column: str, **settings: Any) -> list[float]:
+    """The values of a column in the rows with these settings, in plain Python."""
+    rows = frame.to_dict("records")
+    return [row[column] for row in rows if all(row[key] == value for key, value in settings.items())]
+
+
+def macro(frame: pd.DataFrame, column: str, **settings: Any) -> float:
+    """The mean over data sets of the means over inputs."""
+    names = sorted(set(values(frame, "dataset", **settings)))
+    return fmean(fmean(values(frame, column, dataset=name, **settings)) for name in names)
+
+
+def one(data: pd.DataFrame, **settings: Any) -> Mapping[str, Any]:
+    """The only row of `data` with these settings."""
+    (row,) = (row for row in data.to_dict("records") if all(row[key] == value for key, value in settings.items()))
+    return {str(key): value for key, value in row.items()}
+
+
+def ink(figure: Figure) -> np.ndarray:
+    """All numbers that a figure draws: sizes of bars, points of lines, corners of areas and whiskers; sorted."""
+    found: list[float] = []
+    for axes in figure.axes:
+        for patch in axes.patches:
+            found += [patch.get_height(), patch.get_width()]  # type: ignore[attr-defined]
+        for line in axes.lines:
+            found += [*np.asarray(line.get_xdata(), float), *np.asarray(line.get_ydata(), float)]
+        for collection in axes.collections:
+            found += [float(x) for path in collection.get_paths() for x in np.asarray(path.vertices).ravel()]
+            found += list(np.asarray(collection.get_offsets()).ravel())
+    numbers = np.array(found)
+    return np.sort(numbers[np.isfinite(numbers)])
+
+
+def not_drawn(figure: Figure, numbers: Iterable[float]) -> list[float]:
+    """The finite ones of `numbers` that the figure does not draw."""
+    drawn = ink(figure)
+    wanted = [number for number in numbers if np.isfinite(number)]
+    return [number for number in wanted if not np.isclose(drawn, number, rtol=1e-9, atol=1e-9).any()]

@@ -1,0 +1,358 @@
+"""What figures draw is compared with the runs that it comes from, and the ink with what is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.catalogue import FIGURES, TABLES, figures
+from harness.plotting.frames import Frames
+from harness.scales import load_scale
+from harness.studies import published
+from tests.workflow.made_up import PER_LAYER, macro, not_drawn, one, runs, values
+from tests.workflow.test_fidelity import made_up, made_up_probe
+
+SYSTEMS = ("specter", "specter_deadline", "lru", "mixtral_offloading", "on_demand", "resident")
+TIERS, SAMPLINGS, DATASETS = ("high", "low"), ("greedy", "seeded"), ("gsm8k", "prose")
+TITLES = {"gsm8k": "GSM8K", "prose": "prose"}
+AXES: dict[str, Any] = {"budget": TIERS, "sampling": SAMPLINGS, "dataset": DATASETS, "input": (0, 1, 2)}
+
+
+def main_runs() -> pd.DataFrame:
+    return runs(SYSTEMS, **AXES)
+
+
+def k_runs() -> pd.DataFrame:
+    axes = AXES | {"input": (0,), "k": (2, 8, 16)}
+    return runs(("specter", "specter_deadline", "specmoeoff_tuned", "lru"), **axes)
+
+
+def rival_runs() -> pd.DataFrame:
+    axes = AXES | {"sampling": ("seeded",), "policy": ("same_bytes", "same_experts")}
+    return runs(("specter", "specter_deadline", "specmoeoff", "lru"), **axes)
+
+
+def decomposed() -> pd.DataFrame:
+    named = {"model": "deepseek_v2_lite", "policy": "same_bytes", "hardware": "a100_40gb_pcie4", "dataset": "gsm8k",
+             "rival_k": 3, "hero_k": 16, "rival_ms": 90.0, "hero_ms": 30.0}  # fmt: skip
+    parts = ("tokens", "draft", "misses", "hidden", "launches")
+    return pd.DataFrame(
+        named | {"budget": tier, "hero": hero, "rival": rival, "input": index, "part": part, "ms": ms + 7 * index}
+        for tier in TIERS
+        for hero in ("specter", "specter_deadline")
+        for rival in ("specmoeoff", "lru")
+        for index in (0, 1)
+        for ms, part in enumerate(parts, start=-2 if rival == "lru" else len(tier) * len(hero))
+    )
+
+
+def frames_of(name: str) -> Frames:
+    """Made-up tables for the sources of a figure or table."""
+    found: dict[str, Callable[[], pd.DataFrame]] = {
+        "main": main_runs,
+        "k_sweep": k_runs,
+        "budget_sweep": lambda: runs(SYSTEMS, **AXES | {"budget": ("2", "16", "64"), "sampling": ("seeded",)}),
+        "hardware": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",),
+                                                    "hardware": ("h200_pcie5", "a100_40gb_pcie4")}),
+        "rivals": rival_runs,
+        "prompt_length": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",), "prompt_tokens": (16, 0)}),
+        "decomposition": decomposed,
+        "probe": lambda: made_up_probe().assign(model="deepseek_v2_lite"),
+        "fidelity": lambda: made_up().assign(model="deepseek_v2_lite"),
+    }  # fmt: skip
+    return {source: found[source]() for source in FIGURES[name].sources}
+
+
+def data_of(name: str) -> tuple[pd.DataFrame, Frames]:
+    frames = frames_of(name)
+    return FIGURES[name].data(frames), frames
+
+
+@pytest.mark.parametrize("name", figures("laptop"))
+def test_a_figure_draws_its_data(name: str) -> None:
+    if "-" in name:
+        return  # the same figure of another model
+    frames = frames_of(name)
+    data, figure = FIGURES[name].data(frames), FIGURES[name].make(frames)
+    drawn = [column for column in data if column in (
+        "tpot_ms", "value", "speedup", "ms", "share", "geometric", "floor_trace_ms", "least", "greatest"
+    )]  # fmt: skip
+    assert drawn and len(data)
+    assert not_drawn(figure, data[drawn].to_numpy(float).ravel()) == []
+    assert any("narrow stand-in of DeepSeek-V2-Lite" in " ".join(text.get_text().split()) for text in figure.texts)
+
+
+def test_every_figure_and_table_is_of_a_known_source() -> None:
+    known = {*load_scale("laptop").experiments, "depth_profile", "probe", "fidelity", "decomposition",
+             "transformers_offload"}  # fmt: skip
+    for registry in (FIGURES, TABLES):
+        for name in registry.names():
+            assert name.startswith("device.") or set(registry[name].sources) <= known
+            assert registry[name].about
+
+
+def test_tpot_is_a_mean_with_the_extent_of_its_inputs_and_a_floor() -> None:
+    data, frames = data_of("tpot")
+    frame = frames["main"]
+    assert len(data) == len(TIERS) * len(SAMPLINGS) * len(SYSTEMS) * (len(DATASETS) + 1)
+    for tier in TIERS:
+        for system in SYSTEMS:
+            where: dict[str, Any] = {"sampling": "seeded", "system": system}
+            source = where | ({} if system == "resident" else {"budget": tier})
+            row = one(data, dataset="GSM8K", budget=tier, **where)
+            times = values(frame, "tpot_ms", dataset="gsm8k", **source)
+            assert row["tpot_ms"] == pytest.approx(fmean(times))
+            assert (row["least"], row["greatest"]) == (min(times), max(times))
+            floors = values(frame, "floor_trace_ms", dataset="gsm8k", **source)
+            floor = fmean(floors) if system in ("specter", "lru") else np.nan
+            assert row["floor_trace_ms"] == pytest.approx(floor, nan_ok=True)
+            average = one(data, dataset="mean", budget=tier, **where)
+            assert average["tpot_ms"] == pytest.approx(macro(frame, "tpot_ms", **source))
+            assert np.isnan(average["least"])
+
+
+def test_models_are_macro_averages_of_their_own() -> None:
+    both = pd.concat([main_runs(), runs(SYSTEMS[:3], model=("qwen1_5_moe",), **AXES)])
+    data = FIGURES["models"].data({"main": both})
+    for model in ("deepseek_v2_lite", "qwen1_5_moe"):
+        mine = data[(data["model"] == model) & data["budget"].str.startswith("low")]
+        for system in SYSTEMS[:3]:
+            row = one(mine, sampling="greedy", system=system)
+            source = {"model": model, "sampling": "greedy", "system": system, "budget": "low"}
+            assert row["tpot_ms"] == pytest.approx(macro(both, "tpot_ms", **source))
+            assert "K = 16" in row["panel"]
+    assert "resident" not in set(data.loc[data["model"] == "qwen1_5_moe", "system"])
+
+
+def test_a_speedup_is_the_baselines_time_over_ours() -> None:
+    data, frames = data_of("speedup")
+    frame = frames["main"]
+    assert data["baseline"].unique().tolist() == ["lru", "mixtral_offloading", "on_demand"]
+    for baseline in ("lru", "on_demand"):
+        for tier in TIERS:
+            where: dict[str, Any] = {"budget": tier, "sampling": "seeded"}
+            theirs, ours = (
+                {name: values(frame, "tpot_ms", system=system, dataset=name, **where) for name in DATASETS}
+                for system in (baseline, "specter")
+            )
+            cell = {"baseline": baseline, "cell": f"{tier}, seeded"}
+            row = one(data, dataset="prose", **cell)
+            assert row["speedup"] == pytest.approx(fmean(theirs["prose"]) / fmean(ours["prose"]))
+            ratios = [a / b for a, b in zip(theirs["prose"], ours["prose"], strict=True)]
+            assert (row["least"], row["greatest"]) == pytest.approx((min(ratios), max(ratios)))
+            average = fmean(fmean(theirs[name]) / fmean(ours[name]) for name in DATASETS)
+            assert one(data, dataset="mean", **cell)["speedup"] == pytest.approx(average)
+
+
+def test_acceptance_is_in_per_cent_beside_the_papers() -> None:
+    data, frames = data_of("acceptance")
+    accepted = values(frames["main"], "acceptance", sampling="greedy", dataset="prose", budget="high", speculative=True)
+    row = one(data, series="greedy", dataset="prose")
+    assert row["value"] == pytest.approx(fmean(accepted) * 100)
+    assert (row["least"], row["greatest"]) == pytest.approx((min(accepted) * 100, max(accepted) * 100))
+    assert one(data, series="teacher-forced")["value"] == 75
+    assert one(data, series="paper, mean")["value"] == pytest.approx(96.63)
+    assert one(data, series="paper, most")["value"] == 99
+
+
+def test_the_sweep_of_k_has_both_floors() -> None:
+    data, frames = data_of("k_sweep")
+    frame = frames["k_sweep"]
+    where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
+    for k in (2, 8, 16):
+        source = where | {"system": "specter", "k": k}
+        times = [fmean(values(frame, "tpot_ms", dataset=name, **source)) for name in DATASETS]
+        row = one(data, series="specter", k=k, **where)
+        assert (row["tpot_ms"], row["least"], row["greatest"]) == pytest.approx((fmean(times), min(times), max(times)))
+        for floor in ("floor_trace", "floor_ideal"):
+            expected = macro(frame, f"{floor}_ms", **source)
+            assert one(data, series=floor, k=k, **where)["tpot_ms"] == pytest.approx(expected)
+        tuned = macro(frame, "tpot_ms", **where | {"system": "specmoeoff_tuned", "k": k})
+        assert one(data, series="specmoeoff_tuned", k=k, **where)["tpot_ms"] == pytest.approx(tuned)
+    assert one(data, series="lru", **where)["tpot_ms"] == pytest.approx(macro(frame, "tpot_ms", system="lru", **where))
+    assert one(data, series="published", **where)["k"] == published.DEPTH["deepseek_v2_lite"]
+
+
+def test_the_sweep_of_budgets_is_over_what_specter_gets() -> None:
+    data, frames = data_of("budget_sweep")
+    frame = frames["budget_sweep"]
+    for system in ("specter", "lru", "mixtral_offloading"):
+        source: dict[str, Any] = {"system": system, "budget": "16"}
+        row = one(data, quantity="tpot_ms", system=system, experts_per_layer=16.0)
+        assert row["value"] == pytest.approx(macro(frame, "tpot_ms", **source))
+        floor = np.nan if system == "mixtral_offloading" else macro(frame, "floor_trace_ms", **source)
+        assert row["floor_trace_ms"] == pytest.approx(floor, nan_ok=True)
+        hits = one(data, quantity="hit_rate", system=system, experts_per_layer=16.0)
+        assert hits["value"] == pytest.approx(macro(frame, "hit_rate", **source) * 100)
+    resident = one(data, system="resident")
+    assert resident["quantity"] == "tpot_ms" and np.isnan(resident["experts_per_layer"])
+    assert resident["value"] == pytest.approx(macro(frame, "tpot_ms", system="resident"))
+    assert "on_demand" not in set(data.loc[data["quantity"] == "hit_rate", "system"])
+
+
+def test_machines_show_the_systems_that_fit_them() -> None:
+    frames = frames_of("hardware")
+    frame = frames["hardware"]
+    frame["fits_device"] = (frame["system"] != "resident") | (frame["hardware"] == "h200_pcie5")
+    data = FIGURES["hardware"].data(frames)
+    assert data["hardware"].unique().tolist() == ["A100 40 GB, PCIe 4.0", "H200, PCIe 5.0"]
+    where: dict[str, Any] = {"hardware": "h200_pcie5", "system": "lru", "budget": "low"}
+    row = one(data, **where | {"hardware": "H200, PCIe 5.0"})
+    assert row["tpot_ms"] == pytest.approx(macro(frame, "tpot_ms", **where))
+    assert np.isnan(one(data, hardware="A100 40 GB, PCIe 4.0", system="resident", budget="low")["tpot_ms"])
+
+
+def test_rivals_are_macro_averages_by_policy() -> None:
+    frames = frames_of("rivals")
+    frame = frames["rivals"]
+    frame.loc[(frame["system"] == "specmoeoff") & (frame["budget"] == "low"), "tpot_ms"] = np.nan
+    data = FIGURES["rivals"].data(frames)
+    where: dict[str, Any] = {"system": "lru", "budget": "low"}
+    expected = macro(frame, "tpot_ms", policy="same_experts", **where)
+    assert one(data, policy="equal experts", **where)["tpot_ms"] == pytest.approx(expected)
+    misfit = FIGURES["rivals"].make(frames).axes[1]  # the panel of the budget low
+    assert [text.get_text() for text in misfit.texts].count("does not fit") == 2
+
+
+def test_prompt_lengths_show_times_over_the_mean_length() -> None:
+    data, frames = data_of("prompt_length")
+    frame = frames["prompt_length"]
+    for quantity in ("ttft_ms", "tpot_ms", "end_to_end_ms"):
+        source: dict[str, Any] = {"budget": "low", "system": "lru", "prompt_tokens": 0}
+        length = fmean(values(frame, "num_prompt_tokens", **source))
+        mine = data[(data["quantity"] == quantity) & np.isclose(data["num_prompt_tokens"], length)]
+        assert one(mine, budget="low", system="lru")["value"] == pytest.approx(fmean(values(frame, quantity, **source)))
+
+
+def test_parts_of_a_speedup_are_means_over_texts_and_are_stacked() -> None:
+    data, frames = data_of("decomposition")
+    for rival, hero in (("lru", "specter"), ("specmoeoff", "specter_deadline")):
+        where: dict[str, Any] = {"budget": "high", "hero": hero, "rival": rival, "part": "misses"}
+        expected = fmean(values(frames["decomposition"], "ms", **where))
+        assert one(data, **where)["ms"] == pytest.approx(expected)
+    figure = FIGURES["decomposition"].make(frames)
+    sums = data.groupby(["budget", "hero", "rival"])["ms"].sum()
+    assert not_drawn(figure, sums) == []  # the diamonds
+    for panel in figure.axes:
+        for bar in panel.patches:
+            assert bar.get_y() * bar.get_height() >= 0  # type: ignore[attr-defined]  # away from zero
+
+
+def test_fidelity_union_and_runs_are_the_probes() -> None:
+    data, _ = data_of("fidelity")
+    assert one(data, mode="seeded", layer=1)["value"] == pytest.approx(91)
+    assert one(data, mode="paper")["value"] == pytest.approx(96.33)
+    data, _ = data_of("union")
+    assert one(data, mode="seeded", k=16)["value"] == 30 and one(data, mode="seeded", k=1)["growth"] == 5
+    assert one(data, mode="paper", k=16)["value"] == 31.7 and one(data, mode="paper", k=16)["growth"] == 5.29
+    data, _ = data_of("runs")
+    greedy = data[data["mode"] == "greedy"].set_index("n")
+    assert greedy["share"].loc[[0, 1, 2, 3, 8]].tolist() == [1.0, 0.75, 0.75, 0.25, 0.25]
+    assert greedy["geometric"].loc[2] == pytest.approx(0.75**2)
+    assert greedy[["alpha", "expected", "deepest"]].iloc[0].tolist() == pytest.approx([0.75, 3.0, 4.0])
+
+
+def test_methods_are_shown_along_layers_positions_and_margins() -> None:
+    data, frames = data_of("methods")
+    frame = frames["fidelity"].query("method == 'gptq'")
+    rows = data[data["method"] == "gptq"]
+    layers = values(frame, "value", quantity="set_match", layer=0)
+    assert one(rows, axis="layer", x=0)["value"] == pytest.approx(fmean(layers) * 100)
+    steps = frame[frame["quantity"] == "position"]
+    weighted = sum(steps["value"] * steps["num"]) / sum(steps["num"])
+    assert one(rows, axis="position")["value"] == pytest.approx(weighted * 100) and one(rows, axis="position")["x"] == 4
+    bins = frame[frame["quantity"] == "margin"]
+    margins = rows[rows["axis"] == "margin"]
+    assert margins["x"].tolist() == bins["margin"].tolist()
+    assert margins["value"].tolist() == pytest.approx((bins["value"] * 100).tolist())
+
+
+def test_tables_of_runs_are_macro_averages() -> None:
+    frame = main_runs()
+    where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
+    systems = TABLES["systems"].build({"main": frame}).frame
+    row = one(systems, system="Mixtral-Offloading", **where)
+    source: dict[str, Any] = where | {"system": "mixtral_offloading"}
+    needed = sum(macro(frame, f"num_{kind}", **source) for kind in ("hits", "late_hits", "misses"))
+    expected = {
+        "TPOT (ms)": macro(frame, "tpot_ms", **source),
+        "TTFT (ms)": macro(frame, "ttft_ms", **source),
+        "hits (%)": macro(frame, "num_hits", **source) / needed * 100,
+        "late hits (%)": macro(frame, "num_late_hits", **source) / needed * 100,
+        "misses (%)": macro(frame, "num_misses", **source) / needed * 100,
+        "GB per token": macro(frame, "bytes_per_token", **source) / 1e9,
+        "link busy (%)": macro(frame, "link_busy_frac", **source) * 100,
+        "stall (ms)": macro(frame, "stall_ms", **source),
+        "× floor_trace": macro(frame, "over_floor_trace", **source),
+        "× floor_ideal": macro(frame, "over_floor_ideal", **source),
+        "device (GB)": macro(frame, "device_total_bytes", **source) / 1e9,
+    }
+    assert {key: row[key] for key in expected} == pytest.approx(expected)
+    ours: dict[str, Any] = where | {"system": "specter"}
+    glance = one(TABLES["models"].build({"main": frame}).frame, **where)
+    assert glance["acceptance (%)"] == pytest.approx(macro(frame, "acceptance", **ours) * 100)
+    assert glance["experts per round"] == pytest.approx(macro(frame, "union_mean", **ours))
+    assert glance["GB per token"] == pytest.approx(macro(frame, "bytes_per_token", **ours) / 1e9)
+    assert (glance["K"], glance["experts per layer"], glance["texts"]) == ("16", "4", "6")
+    mean = one(TABLES["main"].build({"main": frame}).frame, **where | {"data set": "mean"})
+    assert mean["hits (%)"] == pytest.approx(macro(frame, "hit_rate", **ours) * 100)
+    assert mean["accepted per round"] == pytest.approx(macro(frame, "mean_accepted_len", **ours))
+    assert mean["× floor_trace"] == pytest.approx(macro(frame, "over_floor_trace", **ours))
+
+
+def test_tables_of_sweeps_divide_lru_by_ours() -> None:
+    frame = k_runs()
+    row = one(TABLES["k_sweep"].build({"k_sweep": frame}).frame, system="Specter", budget="low", sampling="seeded",
+              K="8")  # fmt: skip
+    where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
+    tpot = macro(frame, "tpot_ms", system="specter", k=8, **where)
+    assert row["TPOT (ms)"] == pytest.approx(tpot)
+    assert row["× LRU"] == pytest.approx(macro(frame, "tpot_ms", system="lru", **where) / tpot)
+    assert row["floor_trace (ms)"] == pytest.approx(macro(frame, "floor_trace_ms", system="specter", k=8, **where))
+    frame = frames_of("hardware")["hardware"]
+    row = one(TABLES["hardware"].build({"hardware": frame}).frame, hardware="H200, PCIe 5.0", budget="low")
+    where = {"hardware": "h200_pcie5", "budget": "low"}
+    lru, ours = (macro(frame, "tpot_ms", system=name, **where) for name in ("lru", "specter"))
+    assert (row["LRU (ms)"], row["Specter (ms)"], row["× LRU"]) == pytest.approx((lru, ours, lru / ours))
+    assert row["floor_trace of Specter (ms)"] == pytest.approx(
+        macro(frame, "floor_trace_ms", system="specter", **where)
+    )
+    frame = frames_of("budget_sweep")["budget_sweep"]
+    rows = TABLES["budget_sweep"].build({"budget_sweep": frame}).frame
+    assert rows["experts per layer"].tolist() == ["2", "16", "64"]
+    assert rows["LRU (ms)"].iloc[1] == pytest.approx(macro(frame, "tpot_ms", system="lru", budget="16"))
+
+
+def test_the_table_of_rivals_divides_by_ours() -> None:
+    frame = rival_runs()
+    row = one(TABLES["rivals"].build({"rivals": frame}).frame, system="LRU", budget="low", policy="equal experts")
+    where: dict[str, Any] = {"budget": "low", "policy": "same_experts"}
+    lru = macro(frame, "tpot_ms", system="lru", **where)
+    assert row["TPOT (ms)"] == pytest.approx(lru)
+    for title, name in (("Specter", "specter"), ("Specter, deadline + retain", "specter_deadline")):
+        assert row[f"× {title}"] == pytest.approx(lru / macro(frame, "tpot_ms", system=name, **where))
+    mine = frame[(frame["system"] == "lru") & (frame["budget"] == "low") & (frame["policy"] == "same_experts")]
+    shares = [
+        one_run["num_misses"] / (one_run["num_hits"] + one_run["num_late_hits"] + one_run["num_misses"])
+        for one_run in mine.to_dict("records")
+    ]
+    assert row["misses (%)"] == pytest.approx(fmean(shares) * 100)
+    assert row["experts per layer"] == f"{PER_LAYER['low']:.1f}"
+    memory = one(TABLES["memory"].build({"rivals": frame}).frame, system="LRU", budget="low", policy="equal experts")
+    assert memory["slot (GB)"] == pytest.approx(mine["device_slot_bytes"].iloc[0] / 1e9)
+    assert memory["all (GB)"] == pytest.approx(mine["device_total_bytes"].iloc[0] / 1e9)
+
+
+def test_the_table_of_prompt_lengths_is_in_their_order() -> None:
+    frame = frames_of("prompt_length")["prompt_length"]
+    rows = TABLES["prompt_length"].build({"prompt_length": frame}).frame
+    assert rows["prompt"].unique().tolist() == ["first 16", "whole"]
+    where: dict[str, Any] = {"system": "lru", "budget": "low", "prompt_tokens": 0}
+    row = one(rows, system="LRU", budget="low", prompt="whole")
+    assert row["TTFT (ms)"] == pytest.approx(macro(frame, "ttft_ms", **where))
+    assert row["end to end (ms)"] == pytest.approx(macro(frame, "end_to_end_ms", **where))
