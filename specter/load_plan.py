@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 from rich.table import Table
 

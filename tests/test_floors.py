@@ -7,6 +7,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -229,9 +230,8 @@ def test_floors_by_hand() -> None:
 
 
 def approx_floor(tpot_ms: float, strict_ms: float, num_loads: int, copy_ms: float, gpu_ms: float) -> Floor:
-    return Floor(
-        pytest.approx(tpot_ms), pytest.approx(strict_ms), num_loads, pytest.approx(num_loads * copy_ms), gpu_ms
-    )
+    approx: Any = pytest.approx
+    return Floor(approx(tpot_ms), approx(strict_ms), num_loads, approx(num_loads * copy_ms), gpu_ms)
 
 
 def test_draft_covers_only_loads_that_have_a_slot() -> None:

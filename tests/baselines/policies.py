@@ -111,8 +111,8 @@ def two_plans(pool: Pool, drafts: Sequence[Sequence[Sequence[int]]], outcome: Ou
         wanted = []
         for layer in range(len(drafts[0])):
             votes = Counter(expert for draft in drafts[:num_read] for expert in draft[layer])
-            best = sorted(votes, key=lambda expert, votes=votes: (-votes[expert], expert))[: pool.quota]
-            wanted += [(layer, expert) for expert in best]
+            best = sorted((-count, expert) for expert, count in votes.items())[: pool.quota]
+            wanted += [(layer, expert) for _, expert in best]
         loads = [pair for pair in wanted if pair not in pool.held]
         pool.protected = set(wanted) - set(loads)
         for pair in loads:

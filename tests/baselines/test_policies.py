@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_hits_and_bytes_equal_an_independent_policy(config: RunConfig, name: str):
+def test_hits_and_bytes_equal_an_independent_policy(config: RunConfig, name: str) -> None:
     system: SystemConfig = BY_NAME[name]
     for seed in range(NUM_TRACES):
         model = TraceModel(seed)
@@ -128,7 +128,7 @@ def test_hits_and_bytes_equal_an_independent_policy(config: RunConfig, name: str
         assert engine.timeline.totals().copied_bytes == copies * engine.costs.payload_bytes, seed
 
 
-def test_every_rival_with_a_policy_of_its_own_is_here():
+def test_every_rival_with_a_policy_of_its_own_is_here() -> None:
     assert set(POLICIES) | {"resident"} == set(BY_NAME)
 
 
@@ -139,17 +139,17 @@ class TestDepthByCostModel:
     hardware = compose([]).hardware
     unions: ClassVar = {n: 64 * (1 - (1 - 6 / 64) ** n) for n in range(1, 40)}
 
-    def choose(self, acceptance: float, num_slots: int, **machine: int) -> int:
+    def choose(self, acceptance: float, num_slots: int, **machine: Any) -> int:
         hardware = replace(self.hardware, **machine)
         return choose_k(range(1, 33), self.unions, acceptance, num_slots, self.costs, hardware)
 
-    def test_a_draft_that_is_never_right_is_not_worth_a_second_token(self):
+    def test_a_draft_that_is_never_right_is_not_worth_a_second_token(self) -> None:
         assert self.choose(0.0, 16 * 26) == 1
 
-    def test_a_better_draft_is_followed_deeper(self):
+    def test_a_better_draft_is_followed_deeper(self) -> None:
         assert self.choose(0.6, 2 * 26) < self.choose(0.97, 2 * 26)
 
-    def test_by_hand(self):
+    def test_by_hand(self) -> None:
         one = simulate(1, 12.0, 0.5, 10 * 26, self.costs, self.hardware)
         assert one.num_tokens == 1.5
         assert one.h2d_ms == pytest.approx(2 * 26 * self.hardware.copy_ns(self.costs.payload_bytes) / 1e6)

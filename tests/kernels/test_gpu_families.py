@@ -32,7 +32,7 @@ SPECS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=SPECS.values(), ids=SPECS.keys())
+@pytest.fixture(scope="module", params=list(SPECS.values()), ids=list(SPECS))
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     models = build_models(tmp_path_factory.mktemp("tiny"), request.param)
     yield models

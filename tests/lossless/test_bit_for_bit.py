@@ -31,6 +31,7 @@ PROMPTS = [[5, 17, 3], [1], [96, 0, 44, 44, 44], list(range(1, 18)), [7] * 33, [
 SAMPLINGS = [SamplingConfig("greedy"), SamplingConfig("seeded", temperature=0.9, seed=3)]
 BUDGETS = {tier: BudgetConfig(tier, policy="same_experts") for tier in ("high", "low", "smallest")}
 NUM_TOKENS = 24
+Plain = dict[tuple[str, int], list[int]]  # tokens, by sampling and prompt
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def config(directory: Path) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]]:
+def plain(live: LiveModel, config: RunConfig) -> Plain:
     """Plain decoding of every prompt by every sampling, everything resident."""
     return {
         (sampling.kind, i): live.run(
@@ -72,7 +73,7 @@ def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]
     }
 
 
-def runs(live: LiveModel, config: RunConfig, plain: dict[tuple[str, int], list[int]], num_prompts: int) -> None:
+def runs(live: LiveModel, config: RunConfig, plain: Plain, num_prompts: int) -> None:
     """Prompts by all samplings of one system, depth and budget equal plain decoding."""
     for sampling, (i, prompt) in itertools.product(SAMPLINGS, enumerate(PROMPTS[:num_prompts])):
         result = live.run(resolve(replace(config, sampling=sampling)), prompt, [3, 1, 4])
@@ -81,25 +82,27 @@ def runs(live: LiveModel, config: RunConfig, plain: dict[tuple[str, int], list[i
 
 @pytest.mark.parametrize("k", [1, 2, 7, 16, 32])
 @pytest.mark.parametrize("tier", BUDGETS)
-def test_specter_equals_plain_decoding(live: LiveModel, config: RunConfig, plain, tier: str, k: int):
+def test_specter_equals_plain_decoding(live: LiveModel, config: RunConfig, plain: Plain, tier: str, k: int) -> None:
     runs(live, replace(config, budget=BUDGETS[tier], k=k), plain, num_prompts=6)
 
 
 @pytest.mark.parametrize(("system", "k"), list(zip(OURS[1:], [16, 7, 7], strict=True)))
 @pytest.mark.parametrize("tier", BUDGETS)
 def test_other_policies_equal_plain_decoding(
-    live: LiveModel, config: RunConfig, plain, system: SystemConfig, tier: str, k: int
-):
+    live: LiveModel, config: RunConfig, plain: Plain, system: SystemConfig, tier: str, k: int
+) -> None:
     runs(live, replace(config, system=system, budget=BUDGETS[tier], k=k), plain, num_prompts=6)
 
 
 @pytest.mark.parametrize("system", RIVALS, ids=lambda system: system.name)
 @pytest.mark.parametrize("tier", ["low", "smallest"])
-def test_rivals_equal_plain_decoding(live: LiveModel, config: RunConfig, plain, tier: str, system: SystemConfig):
+def test_rivals_equal_plain_decoding(
+    live: LiveModel, config: RunConfig, plain: Plain, tier: str, system: SystemConfig
+) -> None:
     runs(live, replace(config, budget=BUDGETS[tier], system=system, k=5), plain, num_prompts=3)
 
 
-def test_the_draft_is_worth_its_name_and_sometimes_wrong(live: LiveModel, config: RunConfig):
+def test_the_draft_is_worth_its_name_and_sometimes_wrong(live: LiveModel, config: RunConfig) -> None:
     """Else the tests above would not have tried both acceptance and rejection."""
     results = [
         live.run(resolve(replace(config, k=7, sampling=s)), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS
@@ -110,7 +113,7 @@ def test_the_draft_is_worth_its_name_and_sometimes_wrong(live: LiveModel, config
     assert any(record.num_prefetched_used for record in rounds) and any(record.num_misses for record in rounds)
 
 
-def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig):
+def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig) -> None:
     """Bits may differ between thread counts, never within one."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -125,7 +128,9 @@ def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig):
 
 @pytest.mark.parametrize("system", [*OURS, *RIVALS], ids=lambda system: system.name)
 @pytest.mark.parametrize("tier", ["low", "smallest"])
-def test_replay_equals_the_live_run(live: LiveModel, config: RunConfig, tmp_path, tier: str, system: SystemConfig):
+def test_replay_equals_the_live_run(
+    live: LiveModel, config: RunConfig, tmp_path: Path, tier: str, system: SystemConfig
+) -> None:
     """One recording, made with everything resident, stands for every budget: records are identical."""
     config = replace(config, k=7, system=system)
     source = live.run(resolve(replace(config, budget=BUDGETS["high"])), PROMPTS[0], [3, 1])

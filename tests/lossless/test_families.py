@@ -29,9 +29,10 @@ SPECS = {
 PROMPTS = [[5, 17, 3], list(range(1, 18)), [7] * 33]
 SAMPLINGS = [SamplingConfig("greedy"), SamplingConfig("seeded", temperature=0.9, seed=3)]
 NUM_TOKENS = 24
+Plain = dict[tuple[str, int], list[int]]  # tokens, by sampling and prompt
 
 
-@pytest.fixture(scope="module", params=SPECS.values(), ids=SPECS.keys())
+@pytest.fixture(scope="module", params=list(SPECS.values()), ids=list(SPECS))
 def spec(request: pytest.FixtureRequest) -> ModelSpec:
     model: ModelSpec = request.param
     return model
@@ -67,7 +68,7 @@ def live(config: RunConfig) -> LiveModel:
 
 
 @pytest.fixture(scope="module")
-def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]]:
+def plain(live: LiveModel, config: RunConfig) -> Plain:
     return {
         (sampling.kind, i): live.run(
             resolve(replace(config, system=load_system("resident"), sampling=sampling, warmup_tokens=0)), prompt, ()
@@ -81,14 +82,16 @@ def plain(live: LiveModel, config: RunConfig) -> dict[tuple[str, int], list[int]
     [(SPECTER, "high", 7), (SPECTER, "low", 32), (SPECTER, "smallest", 2), (load_system("lru"), "low", 1)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_equals_plain_decoding(live: LiveModel, config: RunConfig, plain, system: SystemConfig, tier: str, k: int):
+def test_equals_plain_decoding(
+    live: LiveModel, config: RunConfig, plain: Plain, system: SystemConfig, tier: str, k: int
+) -> None:
     config = replace(config, system=system, budget=BudgetConfig(tier), k=k)
     for sampling, (i, prompt) in itertools.product(SAMPLINGS, enumerate(PROMPTS)):
         result = live.run(resolve(replace(config, sampling=sampling)), prompt, [3, 1, 4])
         assert result.generation.tokens == plain[sampling.kind, i], (sampling.kind, prompt)
 
 
-def test_the_draft_is_sometimes_right_and_sometimes_wrong(live: LiveModel, config: RunConfig):
+def test_the_draft_is_sometimes_right_and_sometimes_wrong(live: LiveModel, config: RunConfig) -> None:
     results = [
         live.run(resolve(replace(config, k=7, sampling=s)), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS
     ]

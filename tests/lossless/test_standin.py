@@ -54,8 +54,14 @@ def plain(live: LiveModel, prompt: list[int]) -> dict[str, list[int]]:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_equals_plain_decoding(
-    live: LiveModel, prompt: list[int], plain, system: SystemConfig, tier: str, k: int, sampling: str
-):
+    live: LiveModel,
+    prompt: list[int],
+    plain: dict[str, list[int]],
+    system: SystemConfig,
+    tier: str,
+    k: int,
+    sampling: str,
+) -> None:
     config = replace(CONFIG, system=system, budget=BudgetConfig(tier), k=k, sampling=SAMPLINGS[sampling])
     result = live.run(resolve(config), prompt, ())
     assert result.generation.tokens == plain[sampling]

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from specter import run
-from specter.config import from_values, to_dict
+from specter.config import SystemConfig, from_values, to_dict
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
 from specter.quantize.origin import check_draft_origin
@@ -77,14 +77,14 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_is_refused_before_anything_is_loaded(overrides: list[str], what: str, remedy: str):
+def test_is_refused_before_anything_is_loaded(overrides: list[str], what: str, remedy: str) -> None:
     with pytest.raises(SpecterError, match=what) as caught:
         run.run(from_values(values(DRAFT, *overrides)), Console(quiet=True))
     assert remedy in caught.value.remedy
     assert len(str(caught.value)) < 600, "fits a screen"
 
 
-def test_unknown_and_missing_keys_are_named():
+def test_unknown_and_missing_keys_are_named() -> None:
     plain = to_dict(from_values(values()))
     with pytest.raises(SpecterError, match="depth"):
         from_values({**plain, "depth": 3})
@@ -93,19 +93,19 @@ def test_unknown_and_missing_keys_are_named():
         from_values(plain)
 
 
-def test_a_resolved_config_reads_back_unchanged():
+def test_a_resolved_config_reads_back_unchanged() -> None:
     config = from_values(values("system=lru", "sampling=seeded", "budget=low"))
     assert from_values(to_dict(config)) == config
 
 
-def test_single_runs_that_differ_are_written_apart():
+def test_single_runs_that_differ_are_written_apart() -> None:
     overrides = [[], ["prompt=A"], ["prompt=B"], ["k=8"], ["sampling=seeded"], ["sampling=seeded", "sampling.seed=1"]]
     directories = {run.adhoc_directory(from_values(values(*one))) for one in overrides}
     assert len(directories) == len(overrides)
     assert run.adhoc_directory(from_values(values("trace=true"))) in directories
 
 
-def test_execution_options_and_nothing_of_the_default_are_in_a_runs_name():
+def test_execution_options_and_nothing_of_the_default_are_in_a_runs_name() -> None:
     default, switched = (
         from_values(values("clock=device", *one))
         for one in ([], ["execution.fused=false", "execution.graphs=false", "execution.stress_seed=3"])
@@ -114,12 +114,12 @@ def test_execution_options_and_nothing_of_the_default_are_in_a_runs_name():
     assert run.adhoc_directory(switched) != run.adhoc_directory(default)
 
 
-def test_titles_and_colours_are_in_no_name_of_a_run():
+def test_titles_and_colours_are_in_no_name_of_a_run() -> None:
     labels = ["system.title=Another", "system.colour=red", "model.title=M", "dataset.title=D", "hardware.title=H"]
     assert run.adhoc_directory(from_values(values(*labels))) == run.adhoc_directory(from_values(values()))
 
 
-def test_a_draft_of_another_checkpoint_is_refused(tmp_path: Path):
+def test_a_draft_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open("data/standins/deepseek_v2_lite")
     assert check_draft_origin(tmp_path, checkpoint) == "unknown"
     report = tmp_path / "quantization.json"
@@ -131,11 +131,11 @@ def test_a_draft_of_another_checkpoint_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("system", RIVALS, ids=lambda system: system.name)
-def test_a_rival_is_the_system_that_the_workflow_runs(system):
+def test_a_rival_is_the_system_that_the_workflow_runs(system: SystemConfig) -> None:
     assert from_values(values(f"system={system.name}")).system == system
 
 
-def test_the_command_line_shows_one_screen_and_fails():
+def test_the_command_line_shows_one_screen_and_fails() -> None:
     command = [sys.executable, "-m", "specter.run", "k=0", DRAFT]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,14 +51,14 @@ def generation(*rounds: RoundRecord) -> Generation:
     return Generation("virtual", 7, tokens, start_ms=60.0, prefill_end_ms=100.0, prefill_bytes=99, rounds=list(rounds))
 
 
-def metrics(*rounds: RoundRecord) -> dict[str, object]:
+def metrics(*rounds: RoundRecord) -> dict[str, Any]:
     accesses = [RoundAccess(record.draft_len, record.new_len, [[0, 1], [2], [3, 4]]) for record in rounds]
     config = replace(compose(), system=SPECTER, hardware=MACHINE)
     run = ResolvedRun(config, CostModel(TINY, tile_rows=16, kv_capacity=64), num_slots=12)
     return summarize(run, generation(*rounds), accesses, [])
 
 
-def test_times_rates_and_shares():
+def test_times_rates_and_shares() -> None:
     values = metrics(ROUND, SECOND)
     expected = {
         "ttft_ms": 40.0,
@@ -79,22 +80,22 @@ def test_times_rates_and_shares():
     assert values["over_floor_trace"] == values["tpot_ms"] / values["floor_trace_ms"]
 
 
-def test_one_round_has_no_time_after_the_first():
+def test_one_round_has_no_time_after_the_first() -> None:
     assert metrics(ROUND)["tpot_after_first_round_ms"] is None
 
 
-def test_a_generation_of_prefill_alone_has_no_tpot():
+def test_a_generation_of_prefill_alone_has_no_tpot() -> None:
     values = metrics()
     assert "tpot_ms" not in values and values["ttft_ms"] == 40.0
 
 
-def test_distinct_4grams_sees_a_loop():
+def test_distinct_4grams_sees_a_loop() -> None:
     assert distinct_4grams(range(50)) == 1.0
     assert distinct_4grams([1, 2, 3] * 20) == pytest.approx(3 / 57)
     assert distinct_4grams([1, 2]) == 1.0
 
 
-def test_device_bytes_of_the_published_model():
+def test_device_bytes_of_the_published_model() -> None:
     """31.4 GB whole, 28.8 GB of it experts, 7.4 GB as INT4 (design, 1-paper-facts)."""
     parts = device_bytes(CostModel(DEEPSEEK_V2_LITE, 16, 256), SPECTER, num_slots=26 * 64)
     assert parts["slot"] / 1e9 == pytest.approx(28.8, abs=0.05)

@@ -108,7 +108,9 @@ def check_bookkeeping(engine: Engine) -> None:
     st.integers(0, 1000),
 )
 @settings(max_examples=80, deadline=None)
-def test_same_tokens_whatever_the_link_does(num_slots: int, draft_len: int, eviction: str, planner: str, seed: int):
+def test_same_tokens_whatever_the_link_does(
+    num_slots: int, draft_len: int, eviction: str, planner: str, seed: int
+) -> None:
     _, engine = watched(num_slots, draft_len, eviction, planner, seed)
     assert engine.generate(PROMPT, 25).tokens == expected(25)
     check_bookkeeping(engine)
@@ -125,7 +127,7 @@ def test_same_tokens_whatever_the_link_does(num_slots: int, draft_len: int, evic
 @settings(max_examples=80, deadline=None)
 def test_whatever_is_raised_in_a_round_the_next_generation_is_right(
     num_slots: int, eviction: str, planner: str, fuse: int, error: type[BaseException]
-):
+) -> None:
     """The fuse burns in copies, draft steps and waves, whichever comes."""
     model, engine = watched(num_slots, 5, eviction, planner)
     model.fuse, model.error = fuse, error
@@ -141,7 +143,7 @@ def test_whatever_is_raised_in_a_round_the_next_generation_is_right(
 
 
 @pytest.mark.parametrize("planner", ["deadline", "three_phase"])
-def test_a_copy_that_fails_is_reported_and_leaves_no_trace(planner: str):
+def test_a_copy_that_fails_is_reported_and_leaves_no_trace(planner: str) -> None:
     _, engine = watched(12, 5, "retain", planner)
     assert engine.generate(PROMPT, 10).tokens == expected(10)
 
@@ -155,7 +157,7 @@ def test_a_copy_that_fails_is_reported_and_leaves_no_trace(planner: str):
     assert engine.generate(PROMPT, 25).tokens == expected(25)
 
 
-def test_deadline_starts_earlier_and_waits_less_than_the_published_planner():
+def test_deadline_starts_earlier_and_waits_less_than_the_published_planner() -> None:
     """Where nothing need be displaced, time is all that planners differ in."""
     ends = {}
     for planner in ("deadline", "three_phase", "none"):

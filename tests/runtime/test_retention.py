@@ -72,12 +72,12 @@ counts = st.dictionaries(st.integers(0, NUM_EXPERTS - 1), st.integers(1, 17), mi
 
 @given(st.lists(st.lists(counts, min_size=3, max_size=3), min_size=1, max_size=8), st.integers(2, 30))
 @settings(max_examples=60, deadline=None)
-def test_never_fewer_loads_than_belady_on_any_trace(rounds: Rounds, num_slots: int):
+def test_never_fewer_loads_than_belady_on_any_trace(rounds: Rounds, num_slots: int) -> None:
     assert num_loads("retain", rounds, num_slots) >= belady(rounds, num_slots)
 
 
 @pytest.mark.parametrize("num_slots", [9, 12, 18])
-def test_fewer_loads_than_lru_on_skewed_cyclic_traces_and_close_to_belady(num_slots: int):
+def test_fewer_loads_than_lru_on_skewed_cyclic_traces_and_close_to_belady(num_slots: int) -> None:
     totals = {"retain": 0, "lru": 0, "belady": 0}
     for seed in range(5):
         rounds = skewed(seed)
@@ -90,7 +90,7 @@ def test_fewer_loads_than_lru_on_skewed_cyclic_traces_and_close_to_belady(num_sl
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_victim_is_the_lowest_score_that_may_go(data: st.DataObject):
+def test_victim_is_the_lowest_score_that_may_go(data: st.DataObject) -> None:
     """Against a minimum over all residents, after any history."""
     draw = data.draw
     eviction = RetainEviction(Pool([4] * NUM_LAYERS, NUM_EXPERTS, 1, num_staging=4), decay=0.5)
@@ -113,7 +113,7 @@ def test_victim_is_the_lowest_score_that_may_go(data: st.DataObject):
                 eviction.used(expert)
             for _ in range(draw(st.integers(0, 4))):
                 allowed = residents - protected
-                victim = eviction.victim(layer, lambda e, ok=allowed: e in ok, True)
+                victim = eviction.victim(layer, allowed.__contains__, True)
                 assert victim == min(allowed, key=lambda e: (scores[e], e), default=None)
                 if victim is not None:
                     eviction.forget(victim)
@@ -131,9 +131,9 @@ def filled(num_staging: int, num_residents: int = 6) -> RetainEviction:
 
 
 @pytest.mark.parametrize(("num_staging", "expected"), [(0, 0), (2, 2), (3, 3), (50, 3)])
-def test_loads_beyond_the_staging_slots_wait_for_use_unless_they_are_urgent(num_staging: int, expected: int):
+def test_loads_beyond_the_staging_slots_wait_for_use_unless_they_are_urgent(num_staging: int, expected: int) -> None:
     eviction = filled(num_staging)
-    loads = []
+    loads: list[ExpertId] = []
     while (victim := eviction.victim(1, anything, is_urgent=False)) is not None:
         eviction.forget(victim)
         loads.append(ExpertId(1, len(loads)))
@@ -145,7 +145,7 @@ def test_loads_beyond_the_staging_slots_wait_for_use_unless_they_are_urgent(num_
         assert eviction.victim(1, anything, is_urgent=False) is not None
 
 
-def test_a_prefetch_that_the_router_does_not_want_leaves_its_staging_slot():
+def test_a_prefetch_that_the_router_does_not_want_leaves_its_staging_slot() -> None:
     eviction = filled(num_staging=1)
     eviction.forget(ExpertId(0, 0))
     eviction.loaded(ExpertId(1, 0))
@@ -154,7 +154,7 @@ def test_a_prefetch_that_the_router_does_not_want_leaves_its_staging_slot():
     assert eviction.victim(1, anything, is_urgent=False) is not None
 
 
-def test_who_streams_through_never_displaces_who_is_used_every_round():
+def test_who_streams_through_never_displaces_who_is_used_every_round() -> None:
     """Ten rounds of three favourites and seven strangers a layer: the favourites are loaded once."""
     timeline = VirtualTimeline(MACHINE)
     eviction = RetainEviction(Pool([4, 4, 4], NUM_EXPERTS, 1000, num_staging=3))

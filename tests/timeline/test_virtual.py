@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def nothing() -> None:
     return None
 
 
-def make_hardware(**numbers: int) -> Hardware:
+def make_hardware(**numbers: Any) -> Hardware:
     return Hardware(name="test", device_memory_bytes=1, source="test", **numbers)
 
 

@@ -28,9 +28,9 @@ def replay(config: RunConfig) -> Metrics:
 @pytest.mark.parametrize("rival", ["lru", "lru_next_gate", "mixtral_offloading", "specmoeoff", "specmoeoff_tuned"])
 @pytest.mark.parametrize("hero", ["specter", "specter_deadline"])
 def test_parts_add_up_to_the_difference(rival: str, hero: str) -> None:
-    pair = [compose([f"system={name}"]) for name in (rival, hero)]
-    parts = asdict(explain(*pair, replay))
-    assert sum(parts.values()) == pytest.approx(replay(pair[0])["tpot_ms"] - replay(pair[1])["tpot_ms"])
+    baseline, ours = (compose([f"system={name}"]) for name in (rival, hero))
+    parts = asdict(explain(baseline, ours, replay))
+    assert sum(parts.values()) == pytest.approx(replay(baseline)["tpot_ms"] - replay(ours)["tpot_ms"])
 
 
 def test_parts_are_what_was_switched() -> None:

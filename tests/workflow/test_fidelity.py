@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,7 @@ def test_it_is_what_the_engines_draft_does(tmp_path: Path, family: str) -> None:
     given = texts(2, 6 * window, first=window)
     result = study(Checkpoint.open(tmp_path), {"int4": draft}, given, window)
     for index, tokens in enumerate(given.tokens.tolist()):
-        forced = force(LiveModel(live.decoder, live.store, {}), tokens, window)  # type: ignore[arg-type]
+        forced = force(LiveModel(live.decoder, live.store, {}), tokens, window)
         mine = result.drafts["int4"]
         same_target = (result.target.routing[index].numpy() == forced.target_routing).mean()
         same_draft = (mine.routing[index].numpy() == forced.draft_routing).mean()
@@ -113,7 +114,7 @@ def made_up() -> pd.DataFrame:
         Followed(target, choices), margins, {"gptq": Followed(wrong, other), "q8_0": Followed(target, choices)}
     )
     found = [Request("seeded", "gsm8k", [0] * 4), Request("seeded", "prose", [0] * 3)]
-    named = {"model": "m", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "window": 16}
+    named: dict[str, Any] = {"model": "m", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "window": 16}
     return rows(result, found, side_by_side(found, 1)).assign(**named, num_requests=2, num_pairs=4)
 
 
@@ -155,7 +156,12 @@ def made_up_probe() -> pd.DataFrame:
         rows += [{"mode": mode, "quantity": "union", "k": k, "value": v} for k, v in ((1, 6.0), (16, 30.0))]
         rows += [{"mode": mode, "quantity": "acceptance", "value": 0.75, "num": 16}]
         rows += [{"mode": mode, "quantity": "distinct_4grams", "value": 1.0}]
-    named = {"model": "m", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "dataset": "gsm8k"}
+    named: dict[str, Any] = {
+        "model": "m",
+        "checkpoint_kind": "standin",
+        "charged_as": "deepseek_v2_lite",
+        "dataset": "gsm8k",
+    }
     return pd.DataFrame([{"layer": -1, "k": 0, "num": 4, "temperature": 1.0} | named | row for row in rows])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -154,6 +155,6 @@ def test_what_needs_the_virtual_clock_is_not_in_a_measured_scale() -> None:
 @pytest.mark.parametrize(("key", "changes"), [("title", False), ("colour", False), ("num_staging", True)])
 def test_labels_are_not_in_a_plans_digest(key: str, changes: bool) -> None:
     runs = plan.experiment_runs(*ARGUMENTS)
-    value = 3 if key == "num_staging" else "another"
+    value: Any = 3 if key == "num_staging" else "another"
     other = [dataclasses.replace(one, system=dataclasses.replace(one.system, **{key: value})) for one in runs]
     assert (plan.digest(other) != plan.digest(runs)) == changes

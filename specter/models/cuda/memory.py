@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 from specter.errors import SpecterError
