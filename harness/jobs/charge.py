@@ -77,17 +77,17 @@ def provenance(runs: Sequence[Path]) -> dict[str, Any]:
     Raises:
         SpecterError: the runs differ in their machine's file or in their length.
     """
-    noted = [json.loads((path / "env.json").read_text()) for path in runs]
-    where: dict[str, Any] = {**merged(noted, WHERE)}
+    where = merged([json.loads((path / "env.json").read_text()) for path in runs], WHERE)
     alike = {(config.hardware.name, config.max_new_tokens) for config in map(read_config, runs)}
     if len(alike) > 1:
         raise SpecterError(f"runs of different machines or lengths: {sorted(alike)}", "charge them one by one")
     [(hardware, max_new_tokens)] = alike
-    return where | {"hardware": hardware, "max_new_tokens": max_new_tokens}
+    return {**where, "hardware": hardware, "max_new_tokens": max_new_tokens}
 
 
 def main(options: Options) -> None:
-    runs = [path.parent for parent in options.measured for path in sorted(parent.glob(f"*/{RECORDING}"))]
+    found = [path.parent for parent in options.measured for path in sorted(parent.glob(f"*/{RECORDING}"))]
+    runs = [path for path in found if not read_config(path).system.holds_all]  # resident runs record no routing
     if not runs:
         raise SpecterError(
             f"{', '.join(map(str, options.measured)) or 'measured='} has no measured runs",

@@ -191,10 +191,10 @@ def check_lossless(runs: Runs) -> None:
 
 
 def entries(runs: Runs) -> list[Entry]:
-    """A recording of every text, K and draft, where a run that made one fits."""
+    """A recording of every text, K and draft, where a run that made one fits; one of a resident run has no routing."""
     found: dict[TextKey, Entry] = {}
     for run in runs.each:
-        if (run.directory / RECORDING).is_file():
+        if (run.directory / RECORDING).is_file() and not run.config.system.holds_all:
             key = text_key(run.config)
             found.setdefault(key, Entry(key, str(run.directory / RECORDING), str(run.directory / WARMUP)))
     return list(found.values())

@@ -109,6 +109,16 @@ def test_the_code_of_a_job_is_what_it_imports(job: str, imports: list[str], does
     assert not parts & set(does_not)
 
 
+def test_every_module_in_a_key_exists() -> None:
+    paths = [path for pattern in ("rules/*.smk", "harness/**/*.py") for path in Path().glob(pattern)]
+    calls = [call for path in paths for call in re.findall(r"code_digest\(([^()]*)\)", path.read_text())]
+    named = {name for call in calls for name in re.findall(r'"([a-z_0-9.]+)"', call)}
+    assert {"harness.jobs.record", "specter.models.cpu.live", "specter.models.cuda.model", "baselines"} <= named
+    for name in named:
+        path = ROOT.joinpath(*name.split("."))
+        assert path.is_dir() or path.with_suffix(".py").is_file(), name
+
+
 def test_the_log_that_a_failure_names_has_its_error(checkout: Checkout) -> None:
     text = checkout.snakemake("results/paper/preflight.json", expect=1)
     log = (checkout.root / "results/paper/logs/preflight.log").read_text()

@@ -133,6 +133,14 @@ def test_executions_are_runs_of_their_own_with_one_reference(
     assert set(rounds["execution"]) == set(frame["execution"])
 
 
+def test_a_resident_run_is_no_recording(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
+    """On a device its routing stays there, so it cannot be replayed."""
+    resident = dataclasses.replace(configs[2], system=load_system("resident"))
+    runs = run([resident], Runner(live), tmp_path)
+    (plain,) = runs.plain.values()
+    assert [entry.recording for entry in entries(runs)] == [str(plain.directory / RECORDING)]
+
+
 def test_a_run_without_its_trace_is_measured_again(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
     run(configs[:1], Runner(live), tmp_path)
     again = Runner(live)
