@@ -11,7 +11,7 @@ from specter.floors import RoundAccess, floor_ideal, floor_trace
 from specter.models.base import Routing
 from specter.models.spec import ExpertId
 from specter.recording import Recording
-from specter.records import Generation
+from specter.records import Generation, RoundRecord
 from specter.resolve import ResolvedRun
 
 Metrics = dict[str, Any]  # values: numbers, strings, booleans, None
@@ -31,6 +31,16 @@ def _distinct(routing: Routing) -> list[int]:
     return experts
 
 
+def link_bytes_per_s(records: Sequence[RoundRecord]) -> float | None:
+    """The rate of the copies of these rounds while the link was busy; None without a copy."""
+    busy_ms = sum(record.link_busy_ms for record in records)
+    return _link_bytes(records) / busy_ms * 1e3 if busy_ms else None
+
+
+def _link_bytes(records: Sequence[RoundRecord]) -> int:
+    return sum(record.prefetch_bytes + record.fetch_bytes + record.writeback_bytes for record in records)
+
+
 def distinct_4grams(tokens: Sequence[int]) -> float:
     """Share of 4-grams that are distinct: below 0.9 the text loops, which flatters hit rates."""
     grams = list(zip(*(tokens[i:] for i in range(4)), strict=False))
@@ -38,7 +48,7 @@ def distinct_4grams(tokens: Sequence[int]) -> float:
 
 
 def summarize(
-    run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAccess], residents: Sequence[ExpertId]
+    run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAccess] | None, residents: Sequence[ExpertId]
 ) -> Metrics:
     """Metrics of a generation. Rates and shares are over the decoding rounds, prefill left out.
 
@@ -50,6 +60,7 @@ def summarize(
     acceptance: accepted drafts / drafts examined (the accepted ones and the first rejected one of a round).
 
     Args:
+        rounds: None if the routing stayed on the device; then there are times alone.
         residents: experts in slots, or on their way, at the first commit.
     """
     records, num_slots, costs, hardware = generation.rounds, run.num_slots, run.costs, run.config.hardware
@@ -81,15 +92,19 @@ def summarize(
     )
     prefetched = sum(record.num_prefetched for record in records)
     link_busy_ms, need_ms = (sum(getattr(record, name) for record in records) for name in ("link_busy_ms", "need_ms"))
-    num_bytes = sum(record.prefetch_bytes + record.fetch_bytes + record.writeback_bytes for record in records)
-    ideal = floor_ideal(rounds, num_slots, costs, hardware)
-    trace = floor_trace(rounds, num_slots, costs, hardware, residents)
+    num_bytes = _link_bytes(records)
     tpot_ms = window_ms / num_decoded
     metrics |= {
         "tpot_ms": tpot_ms,
         "tpot_after_first_round_ms": (end_ms - records[0].end_ms) / num_after if num_after else None,
         "end_to_end_ms": end_ms - generation.start_ms,
         "tok_per_s": 1e3 / tpot_ms,
+    }
+    if rounds is None:
+        return metrics
+    ideal = floor_ideal(rounds, num_slots, costs, hardware)
+    trace = floor_trace(rounds, num_slots, costs, hardware, residents)
+    metrics |= {
         "draft_ms": sum(record.draft_end_ms - record.start_ms for record in records),
         "num_drafted": drafted,
         "num_accepted": accepted,
@@ -107,7 +122,7 @@ def summarize(
         "link_busy_frac": link_busy_ms / window_ms,
         "need_ms": need_ms,
         "link_busy_in_need_frac": link_busy_ms / need_ms if need_ms else None,
-        "link_bytes_per_s": num_bytes / link_busy_ms * 1e3 if link_busy_ms else None,
+        "link_bytes_per_s": link_bytes_per_s(records),
         "compute_busy_frac": sum(record.compute_busy_ms for record in records) / window_ms,
         "stall_ms": sum(record.stall_ms for record in records),
         "floor_ideal_ms": ideal.tpot_ms,

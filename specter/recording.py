@@ -24,6 +24,7 @@ from specter.models.base import Choose, DraftStep, FinishedStep, Model, Output, 
 from specter.records import Generation
 
 NO_TOKEN = -1  # the target's token after a rejected draft: never read
+NO_EXPERT = -1  # routing that the host does not see
 
 
 @dataclass(slots=True)
@@ -48,6 +49,11 @@ class Recording:
     @property
     def prompt(self) -> list[int]:
         return self.passes[0].tokens
+
+    @property
+    def has_routing(self) -> bool:
+        """Whether the target's routing was recorded; in resident passes it stays on the device."""
+        return bool((self.passes[0].target_routing >= 0).all())
 
     @property
     def tokens(self) -> list[int]:
@@ -126,7 +132,7 @@ class RecordingModel:
         shape = (0, num_moe_layers, self.top_k)
         # The engine has waited for the last step. Stacking copies.
         drafts = np.stack([step.routing for step in self._steps]) if self._steps else np.empty(shape, np.int16)
-        routing = np.empty((num_moe_layers, len(tokens), self.top_k), np.int16)
+        routing = np.full((num_moe_layers, len(tokens), self.top_k), NO_EXPERT, np.int16)
         inner = self._model.target_pass(tokens, position, num_outputs)
         predicts = self._predicts and not self._steps
         self._steps = []
@@ -188,6 +194,8 @@ class ReplayModel:
     """
 
     def __init__(self, recordings: Sequence[Recording], num_dense_layers: int, num_experts: int) -> None:
+        if not all(recording.has_routing for recording in recordings):
+            raise SpecterError("not recorded: the routing of resident passes", "record another system")
         num_moe_layers, _, self.top_k = recordings[0].passes[0].target_routing.shape
         self.num_layers, self.num_dense_layers = num_dense_layers + num_moe_layers, num_dense_layers
         self.num_experts = num_experts

@@ -16,6 +16,7 @@ from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
 from specter.resolve import ResolvedRun
 from specter.speculation.accept import Sampler, TokenSampler
+from specter.timeline.hardware import Hardware
 from specter.timeline.trace import TraceOp
 
 OnCommit = Callable[[list[int]], None]
@@ -41,6 +42,7 @@ def run_input(
     backend: Backend | None = None,
     on_commit: OnCommit = lambda tokens: None,
     predicts: bool = False,
+    rate: Callable[[Generation], Hardware] | None = None,
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.
 
@@ -50,6 +52,7 @@ def run_input(
         backend: see `build_engine`.
         on_commit: called with the tokens of every commit, the warm-up's included.
         predicts: see `RecordingModel`.
+        rate: the hardware whose rates the floors use, after a generation; by default that of the configuration.
     Raises:
         SpecterError: a prompt that is empty or too long for the KV cache.
     """
@@ -60,6 +63,8 @@ def run_input(
         generation = engine.generate(warmup_prompt, run.config.warmup_tokens, on_commit)
         warmup = recorder.finish(generation, {})
     generation, residents = _generate(engine, prompt, run.config.max_new_tokens, on_commit)
+    if rate is not None:
+        run = replace(run, config=replace(run.config, hardware=rate(generation)))
     return _result(run, engine, generation, residents, recorder.finish(generation, {}), warmup)
 
 
@@ -114,5 +119,6 @@ def _result(
     recording: Recording,
     warmup: Recording | None,
 ) -> RunResult:
-    metrics = summarize(run, generation, accesses(generation, recording), residents)
+    rounds = accesses(generation, recording) if recording.has_routing else None
+    metrics = summarize(run, generation, rounds, residents)
     return RunResult(generation, metrics, recording, warmup, engine.timeline.ops)

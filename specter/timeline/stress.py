@@ -1,4 +1,4 @@
-"""A device clock that treats copies as badly as the events allow: what a losslessness test runs under."""
+"""A device clock that delays and reorders copies as far as events allow, to test losslessness."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _CYCLES_PER_US = 1980  # of an H200 at its highest clock; a slower one sleeps lo
 
 
 class StressedTimeline(CudaTimeline):
-    """Copies start late, end later than they need, and overtake each other on several streams, all at random.
+    """Copies start late, end late and overtake each other on several streams, at random.
 
     Args:
-        max_delay_us: at most this long before a copy, and again behind it.
+        max_delay_us: of the delay before a copy, and of the one after it.
     """
 
-    def __init__(self, device: torch.device | str = "cuda", seed: int = 0, max_delay_us: int = 500) -> None:
-        super().__init__(device)
+    def __init__(
+        self, device: torch.device | str = "cuda", trace: bool = False, seed: int = 0, max_delay_us: int = 500
+    ) -> None:
+        super().__init__(device, trace)
         self._random = random.Random(seed)
         self._max_delay_us = max_delay_us
         self._streams = [self.link_stream, self._cuda.Stream(self.device), self._cuda.Stream(self.device)]

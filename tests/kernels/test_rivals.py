@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +14,6 @@ from specter.build import build_engine
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
 from specter.errors import SpecterError
 from specter.experts.transfer import Backend, SendBack
-from specter.kernels.int4_moe import PackedExperts
 from specter.models.base import Model
 from specter.models.cuda import model as cuda_model
 from specter.models.cuda.arena import DeviceArena
@@ -24,7 +22,6 @@ from specter.models.cuda.draft import Draft
 from specter.models.cuda.loaded_model import DTYPE, LoadedModel
 from specter.models.cuda.model import CudaModel, allocated
 from specter.models.cuda.runner import ModelRunner
-from specter.models.cuda.target import OUTPUT_ROWS
 from specter.models.cuda.weights import GpuKVCache, OwnMemory, tensors_in
 from specter.models.spec import ExpertId
 from specter.resolve import resolve
@@ -78,7 +75,8 @@ def loaded(config: RunConfig) -> LoadedModel:
 def device(served: CudaModel, monkeypatch: pytest.MonkeyPatch) -> CudaModel:
     """On the device clock where there is a device."""
     if not IS_CUDA:
-        monkeypatch.setattr(cuda_model, "CudaTimeline", lambda device, trace: VirtualTimeline(HARDWARE, trace))
+        monkeypatch.setattr(cuda_model, "make_timeline", lambda config, device: VirtualTimeline(HARDWARE, config.trace))
+        monkeypatch.setattr(ModelRunner, "link_bytes_per_s", lambda runner: 10**9)
     return served
 
 
@@ -204,22 +202,6 @@ def check_prediction(models: Models) -> None:
         one.combine(layer)
 
 
-@pytest.mark.parametrize(("prompt_len", "captured"), [(OUTPUT_ROWS, {1, OUTPUT_ROWS}), (OUTPUT_ROWS + 1, {1})])
-def test_a_prompts_pass_is_captured_only_where_prefill_can_launch_it(
-    device: CudaModel, config: RunConfig, monkeypatch: pytest.MonkeyPatch, prompt_len: int, captured: set[int]
-) -> None:
-    asked: list[set[int]] = []
-
-    def capture(runner: ModelRunner, row_counts: Iterable[int], *, predicts_next: bool) -> None:
-        asked.append(set(row_counts))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ModelRunner, "capture", capture)
-    with pytest.raises(KeyboardInterrupt):
-        device.run(resolve(dataclasses.replace(config, kv_capacity=128)), [1] * prompt_len, ())
-    assert asked == [captured]
-
-
 class _Dimensions:
     """All that an engine asks of a model while nothing is computed."""
 
@@ -282,37 +264,6 @@ def test_what_a_swap_sends_back_arrives_on_the_host(loaded: LoadedModel, config:
 def test_a_way_back_needs_a_buffer(loaded: LoadedModel) -> None:
     with pytest.raises(SpecterError, match="without a buffer"):
         WriteBack(DeviceArena(1, loaded.codec, DEV), 0)
-
-
-def test_runs_alike_share_slots_and_no_run_sees_the_last_ones_experts(
-    device: CudaModel, config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = dataclasses.replace(config, max_new_tokens=2)
-    tokens = device.run(resolve(config), PROMPT, ()).generation.tokens
-    runner = device.runner
-    assert runner is not None
-    assert device.run(resolve(config), PROMPT, ()).generation.tokens == tokens
-    assert device.runner is runner
-    monkeypatch.setattr(runner, "move", lambda expert, slot: None)
-    assert device.run(resolve(config), PROMPT, ()).generation.tokens != tokens
-    device.run(resolve(dataclasses.replace(config, budget=BudgetConfig("high", policy="same_experts"))), PROMPT, ())
-    assert device.runner is not runner
-
-
-def test_what_does_not_draft_needs_no_draft_on_the_device(
-    device: CudaModel, loaded: LoadedModel, config: RunConfig
-) -> None:
-    config = dataclasses.replace(config, max_new_tokens=2)
-    no_layers = dataclasses.replace(SPEC, num_layers=SPEC.num_dense_layers)
-    bare = dataclasses.replace(loaded, int4=PackedExperts.empty(no_layers, 128, DEV))
-    assert loaded.has_draft and not bare.has_draft
-    alone = CudaModel(bare, device.budget, {})
-    assert (
-        alone.run(resolve(config), PROMPT, ()).generation.tokens
-        == device.run(resolve(config), PROMPT, ()).generation.tokens
-    )
-    with pytest.raises(SpecterError, match="no draft"):
-        alone.run(resolve(dataclasses.replace(config, system=load_system("specter"), max_new_tokens=3)), PROMPT, ())
 
 
 @pytest.mark.gpu

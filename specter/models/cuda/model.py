@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from specter.config import ExecutionConfig, SystemConfig
-from specter.experts.transfer import Backend
+from specter.config import ExecutionConfig, RunConfig, SystemConfig
+from specter.experts.transfer import Backend, move_nothing
+from specter.metrics import link_bytes_per_s
 from specter.models.cuda.loaded_model import LoadedModel, load_model
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.no_gc import no_gc
@@ -19,11 +20,14 @@ from specter.models.cuda.runner import ModelRunner, RunnerOptions
 from specter.models.cuda.sampling import DeviceSampling
 from specter.models.cuda.target import OUTPUT_ROWS
 from specter.models.cuda.weights import OwnMemory
+from specter.records import Generation
 from specter.resolve import ResolvedRun, resolve
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import TokenSampler
 from specter.speculation.drafts import DRAFTS
 from specter.timeline.cuda import CudaTimeline
+from specter.timeline.hardware import Hardware
+from specter.timeline.stress import StressedTimeline
 
 LRU = SystemConfig(name="lru")  # plain decoding through the expert cache: it runs where the model does not fit, too
 
@@ -79,16 +83,20 @@ class CudaModel:
         """Runs one input; see `session.run_input`."""
         config = run.config
         runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
+        link = _Link(runner, config.hardware)
         runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
         row_counts = {1, config.depth + 1}
         if len(prompt) <= OUTPUT_ROWS:  # a longer prompt is launched kernel by kernel
             row_counts.add(len(prompt))
         runner.capture(row_counts, predicts_next=config.system.predictor != "none")
         model = DRAFTS[config.system.draft].join(runner, runner.own_draft)
-        backend = Backend(CudaTimeline(self.budget.device, trace=config.trace), runner.move, runner.open_write_back)
+        # The slots of a resident runner are full already.
+        move = move_nothing if runner.options.is_resident else runner.move
+        backend = Backend(make_timeline(config, self.budget.device), move, runner.open_write_back)
         with no_gc():
-            result = run_input(run, model, TokenSampler(), prompt, warmup, backend, on_commit)
+            result = run_input(run, model, TokenSampler(), prompt, warmup, backend, on_commit, rate=link.rate)
         use = self.budget.use()
+        result.metrics["plain_copy_bytes_per_s"] = link.bytes_per_s
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.model.load.is_pinned
         result.metrics.update(allocated(runner.own_memory, config.system))
@@ -117,6 +125,32 @@ class CudaModel:
         return expected.tokens == result.generation.tokens
 
 
+@dataclasses.dataclass(slots=True)
+class _Link:
+    """The link of a run, measured now and after the run: other processes share the host, so its rate changes."""
+
+    runner: ModelRunner
+    hardware: Hardware
+    bytes_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        self.bytes_per_s = self.runner.link_bytes_per_s()
+
+    def rate(self, generation: Generation) -> Hardware:
+        """The hardware for the floors of this generation, with the fastest rate before, during and after it."""
+        during = round(link_bytes_per_s(generation.rounds) or 0)
+        self.bytes_per_s = max(self.bytes_per_s, during, self.runner.link_bytes_per_s())
+        return dataclasses.replace(self.hardware, link_bytes_per_s=self.bytes_per_s, link_latency_ns=0)
+
+
+def make_timeline(config: RunConfig, device: torch.device) -> CudaTimeline:
+    """A fresh device clock for the run's execution options."""
+    execution = config.execution
+    if execution.stress_seed is not None:
+        return StressedTimeline(device, trace=config.trace, seed=execution.stress_seed)
+    return CudaTimeline(device, trace=config.trace, is_serial=not execution.overlap)
+
+
 def runner_options(run: ResolvedRun, longest: int) -> RunnerOptions:
     """The options of a run whose longest prompt has `longest` tokens."""
     config = run.config
@@ -127,6 +161,7 @@ def runner_options(run: ResolvedRun, longest: int) -> RunnerOptions:
         max_draft_len=max(config.depth, 1),
         sampling=DeviceSampling.of(config.sampling),
         owns_draft=DRAFTS[config.system.draft].is_own,
+        is_resident=config.system.holds_all and not config.system.speculative,
         is_fused=config.execution.fused,
         is_graphed=config.execution.graphs,
     )

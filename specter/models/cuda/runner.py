@@ -270,7 +270,7 @@ class ModelRunner:
             if self.arena.flat.is_cuda:  # copies run on another stream
                 torch.cuda.synchronize(self.arena.flat.device)
 
-    def link_bytes_per_s(self) -> float:
+    def link_bytes_per_s(self) -> int:
         """The rate of plain pinned copies, one expert after the other on the current stream. Overwrites slots.
 
         Takes 0.03 to 0.3 s. The slots keep their experts where all are resident.
@@ -286,4 +286,4 @@ class ModelRunner:
             self.move(ExpertId(*divmod(at, store.num_experts)), at if self.options.is_resident else at % num_slots)
         end.record()
         end.synchronize()
-        return _NUM_LINK_COPIES * store.codec.payload_bytes / float(start.elapsed_time(end)) * 1e3
+        return round(_NUM_LINK_COPIES * store.codec.payload_bytes / float(start.elapsed_time(end)) * 1e3)
