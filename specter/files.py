@@ -41,6 +41,19 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """Reads a JSON object. Raises SpecterError with `remedy` if the file is missing or holds anything else."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SpecterError(f"no {path.name} in {path.parent}", remedy) from None
+    except ValueError as error:
+        raise SpecterError(f"{path} is not JSON: {error}", remedy) from None
+    if not isinstance(content, dict):
+        raise SpecterError(f"{path} holds a {type(content).__name__}, not an object", remedy)
+    return content
+
+
 def check_free(out: Path) -> None:
     """Raises SpecterError if `out` is a file or a directory that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -20,6 +20,7 @@ from specter.models.base import Model, Output, Routing
 from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.cpu.decoder import Decoder
 from specter.models.names import expected_shapes
+from specter.models.shards import SINGLE_FILE
 from specter.models.spec import ExpertId, ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
@@ -27,7 +28,6 @@ from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.layer import Int4Layer
 from specter.registry import import_modules
 
-SINGLE_FILE = "model.safetensors"
 CONF = Path(__file__).parents[1] / "conf"
 import_modules("baselines")
 

@@ -7,15 +7,13 @@ files' headers before tensors are read.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,29 +21,19 @@ from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.hub_config import config_of, read_spec
 from specter.models.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
-from specter.models.names import PARTS, Shape, canonical, expected_shapes, on_hub
+from specter.models.names import PARTS, expected_shapes, on_hub
+from specter.models.shards import INDEX_FILE, SINGLE_FILE, StoredTensor, check_index, indexed_files, read_headers
 from specter.models.spec import ModelSpec
 
 _MAX_MAPPED_BYTES = 2 * 2**20
-INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = ("F32", "F16", "BF16")
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A tensor as described in its file's header."""
-
-    path: Path
-    name: str  # in the file
-    shape: Shape
-    dtype: str
 
 
 class Checkpoint:
     """A checked directory; tensors are read one at a time, as fp32."""
 
-    def __init__(self, directory: Path, spec: ModelSpec, entries: dict[str, _Entry]) -> None:
+    def __init__(self, directory: Path, spec: ModelSpec, entries: dict[str, StoredTensor]) -> None:
         """Use `Checkpoint.open`."""
         self.directory = directory
         self.spec = spec
@@ -62,7 +50,14 @@ class Checkpoint:
         """
         directory = Path(directory)
         spec = read_spec(directory)
-        entries = _read_headers(directory, spec.family)
+        files = indexed_files(directory) or [directory / SINGLE_FILE]
+        if not files[0].is_file():
+            raise SpecterError(
+                f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}",
+                "give a checkpoint directory in hub format with safetensors weights",
+            )
+        entries = read_headers(files, spec.family)
+        check_index(directory, entries)
         _check(spec, directory.name, entries)
         return cls(directory, spec, entries)
 
@@ -155,78 +150,10 @@ def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor
     metadata = {"format": FORMAT if int8 else "pt"}
     stored = encode(tensors) if int8 else {name: tensor.contiguous() for name, tensor in tensors.items()}
     stored = {on_hub(spec.family, name): tensor for name, tensor in stored.items()}
-    save_file(stored, directory / "model.safetensors", metadata=metadata)
+    save_file(stored, directory / SINGLE_FILE, metadata=metadata)
 
 
-def _read_headers(directory: Path, family: str) -> dict[str, _Entry]:
-    entries: dict[str, _Entry] = {}
-    for path in _weight_files(directory):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for stored in file.keys():  # noqa: SIM118 (not a mapping)
-                    name = canonical(family, stored)
-                    if name in entries:
-                        raise SpecterError(
-                            f"tensor {name} is in both {entries[name].path.name} and {path.name}",
-                            "remove the shard that does not belong to the checkpoint",
-                        )
-                    header = file.get_slice(stored)
-                    entries[name] = _Entry(path, stored, tuple(header.get_shape()), header.get_dtype())
-        except (SafetensorError, OSError) as error:
-            raise SpecterError(
-                f"{path} cannot be read as safetensors ({error})", "it is truncated or damaged: download the file again"
-            ) from None
-    _check_index(directory, entries)
-    return entries
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / INDEX_FILE
-    if not index.is_file():
-        single = directory / "model.safetensors"
-        if not single.is_file():
-            raise SpecterError(
-                f"{directory} has neither model.safetensors nor {INDEX_FILE}",
-                "give a checkpoint directory in hub format with safetensors weights",
-            )
-        return [single]
-    names = sorted(set(_weight_map(index).values()))
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise SpecterError(
-            f"shard {missing[0]}, named in {index}, is missing ({len(missing)} of {len(names)} shards are)",
-            f"download the whole checkpoint; still missing: {', '.join(missing)}",
-        )
-    return [directory / name for name in names]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        if not all(isinstance(file, str) for file in weight_map.values()) or not weight_map:
-            raise TypeError
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise SpecterError(f"{index} is not a safetensors index", "download the file again") from None
-    return weight_map
-
-
-def _check_index(directory: Path, entries: dict[str, _Entry]) -> None:
-    """Raises SpecterError unless every tensor of the index, if any, is in the file that it names."""
-    index = directory / INDEX_FILE
-    if not index.is_file():
-        return
-    places = {entry.name: entry.path.name for entry in entries.values()}
-    astray = [(name, file) for name, file in _weight_map(index).items() if places.get(name) != file]
-    if astray:
-        name, file = astray[0]
-        where = f"it is in {places[name]}" if name in places else "no shard has it"
-        raise SpecterError(
-            f"{index} says that {name} is in {file}, but {where} ({len(astray)} such tensors)",
-            "the index belongs to other shards: download index and shards of one revision",
-        )
-
-
-def _check(spec: ModelSpec, name: str, entries: dict[str, _Entry]) -> None:
+def _check(spec: ModelSpec, name: str, entries: dict[str, StoredTensor]) -> None:
     def shown(key: str) -> str:
         return entries[key].name if key in entries else on_hub(spec.family, key)
 

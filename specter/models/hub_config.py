@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from specter.errors import SpecterError
+from specter.files import read_object
 from specter.models.families.base import FAMILIES, Config, Family
 from specter.models.spec import ModelSpec, RopeSpec
 
 
 def read_spec(directory: Path) -> ModelSpec:
     """The spec of a checkpoint directory, named after it. Raises SpecterError as `spec_of`, or for a damaged file."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise SpecterError(f"no config.json in {directory}", "give a checkpoint directory in hub format")
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise SpecterError(f"{path} is not JSON: {error}", "download the checkpoint's config.json again") from None
-    if not isinstance(config, dict):
-        raise SpecterError(f"{path} holds no JSON object", "download the checkpoint's config.json again")
+    config = read_object(
+        directory / "config.json", "give a checkpoint directory in hub format, with its own config.json"
+    )
     return spec_of(config, directory.name)
 
 

@@ -11,10 +11,12 @@ shared experts and the target read too. Scales are not clipped, unlike in the pu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from specter.quantize.int4 import Int4Matrices
+from specter.quantize.layer import Int4Layer, LayerExperts, LayerInputs, collect_hessians
 from specter.quantize.rtn import quantize_rtn
 
 ALPHAS = tuple(step / 20 for step in range(20))
@@ -56,23 +58,27 @@ def search(weights: Tensor, hessians: Tensor, magnitudes: Tensor, group_size: in
     return best
 
 
-def quantize_awq(
-    gate_up: Tensor, down: Tensor, hessians: tuple[Tensor, Tensor], magnitudes: tuple[Tensor, Tensor], group_size: int
-) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices, Tensor]:
-    """gate, up and down of one layer, and the factors of their input, fp32 [D].
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """The channels of `down` of an expert with fewer than `min_tokens` calibration tokens are not scaled."""
 
-    Args:
-        gate_up: [E, 2F, D], gate rows first; down: [E, D, F]; any floating type.
-        hessians: of the inputs of gate and up [E, D, D] and of down [E, F, F].
-        magnitudes: mean |x| of the same, [D] over all experts' tokens and [E, F].
-    """
-    gate_up, down = gate_up.float(), down.float()
-    inner = search(down, hessians[1], magnitudes[1], group_size, shared=False)
-    outer = search(gate_up, hessians[0], magnitudes[0], group_size, shared=True)
-    gate, up = (gate_up * outer).chunk(2, dim=1)
-    return (
-        quantize_rtn(gate, group_size),
-        quantize_rtn(up / inner[..., None], group_size),  # a factor of a row changes only its scales
-        quantize_rtn(down * inner[:, None, :], group_size),
-        1 / outer,
-    )
+    group: int
+    min_tokens: int
+
+    def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> Int4Layer:
+        hessians = collect_hessians(experts, inputs)
+        fallback = hessians.tokens < self.min_tokens
+        magnitudes = hessians.inner_magnitudes.clone()
+        magnitudes[fallback.to(magnitudes.device)] = 1
+        gate_up, down = torch.cat([experts.gate, experts.up], 1).float(), experts.down.float()
+        inner = search(down, hessians.inner, magnitudes, self.group, shared=False)
+        outer = search(gate_up, hessians.hidden, inputs.hidden.float().abs().mean(0), self.group, shared=True)
+        gate, up = (gate_up * outer).chunk(2, dim=1)
+        return Int4Layer(
+            quantize_rtn(gate, self.group),
+            quantize_rtn(up / inner[..., None], self.group),  # a factor of a row changes only its scales
+            quantize_rtn(down * inner[:, None, :], self.group),
+            hessians.tokens,
+            fallback,
+            1 / outer,
+        )

@@ -19,16 +19,16 @@ program, quantized attention and shared experts are counted and ignored.
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from specter.errors import SpecterError
-from specter.models.names import canonical
+from specter.files import read_object
+from specter.models.shards import StoredTensor, indexed_files, read_headers
 from specter.models.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import SYMMETRIC_ZERO, group_of
@@ -37,7 +37,6 @@ PROJECTIONS = ("gate", "up", "down")
 PARTS = ("qweight", "scales", "qzeros", "g_idx")
 CODES_PER_WORD = 8  # 4-bit codes in an int32
 V1, V2, V1_WITH_INPUT_SCALES = "gptq", "gptq_v2", "gptq_with_input_scales"
-INDEX_FILE = "model.safetensors.index.json"
 OLD_CONFIG_FILE = "quantize_config.json"
 REMEDY = "quantise again: python -m specter.quantize checkpoint=DIR out=DIR method=gptq group=128"
 
@@ -122,7 +121,10 @@ def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
             unexpected, duplicate, truncated or misshapen tensor.
     """
     quantization = _check_quantization(directory, _read_quantization(directory))
-    files = _tensor_files(directory, spec.family)
+    paths = indexed_files(directory) or sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise SpecterError(f"no safetensors file in {directory}", REMEDY)
+    files = read_headers(paths, spec.family)
     has_input_scales = quantization["checkpoint_format"] == V1_WITH_INPUT_SCALES
     num_ignored = _check_names(directory, spec, set(files), has_input_scales)
     read = _Reader(directory, files)
@@ -194,23 +196,11 @@ def stack(layers: list[Int4Matrices]) -> Int4Matrices:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise SpecterError(f"no {path.name} in {path.parent}", REMEDY) from None
-    except ValueError as error:
-        raise SpecterError(f"{path} is not JSON: {error}", REMEDY) from None
-    if not isinstance(content, dict):
-        raise SpecterError(f"{path} holds a {type(content).__name__}, not an object", REMEDY)
-    return content
-
-
 def _read_quantization(directory: Path) -> dict[str, Any]:
     """`quantization_config` of config.json; older directories keep it in a separate file."""
-    quantization = _read_json(directory / "config.json").get("quantization_config")
+    quantization = read_object(directory / "config.json", REMEDY).get("quantization_config")
     if quantization is None and (directory / OLD_CONFIG_FILE).is_file():
-        quantization = {"quant_method": "gptq"} | _read_json(directory / OLD_CONFIG_FILE)
+        quantization = {"quant_method": "gptq"} | read_object(directory / OLD_CONFIG_FILE, REMEDY)
     if not isinstance(quantization, dict):
         raise SpecterError(f"{directory}/config.json has no quantization_config", REMEDY)
     return quantization
@@ -233,29 +223,6 @@ def _check_quantization(directory: Path, quantization: dict[str, Any]) -> dict[s
     if not isinstance(group_size, int) or (group_size < 1 and group_size != -1):
         raise SpecterError(f"{directory}: group_size is {group_size!r}, not a number of channels", REMEDY)
     return found
-
-
-def _tensor_files(directory: Path, family: str) -> dict[str, tuple[Path, str]]:
-    """The file of each tensor, and its name in it: the publisher's or transformers'."""
-    paths = sorted(directory.glob("*.safetensors"))
-    if (directory / INDEX_FILE).exists():
-        weight_map = _read_json(directory / INDEX_FILE).get("weight_map", {})
-        paths = [directory / file for file in sorted(set(weight_map.values()))]
-    if not paths:
-        raise SpecterError(f"no safetensors file in {directory}", REMEDY)
-    files: dict[str, tuple[Path, str]] = {}
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                names = list(tensors.keys())
-        except (SafetensorError, OSError) as error:
-            raise SpecterError(f"{path} is missing or truncated ({error})", REMEDY) from None
-        for stored in names:
-            name = canonical(family, stored)
-            if name in files:
-                raise SpecterError(f"{stored} is twice in {directory}: {files[name][0].name} and {path.name}", REMEDY)
-            files[name] = (path, stored)
-    return files
 
 
 def _check_names(directory: Path, spec: ModelSpec, names: set[str], has_input_scales: bool) -> int:
@@ -284,17 +251,17 @@ def _check_names(directory: Path, spec: ModelSpec, names: set[str], has_input_sc
 class _Reader:
     """Reads tensors by name from files that stay open (mapped, not read)."""
 
-    def __init__(self, directory: Path, files: dict[str, tuple[Path, str]]) -> None:
+    def __init__(self, directory: Path, files: dict[str, StoredTensor]) -> None:
         self._directory = directory
         self._files = files
-        self._open = {path: safe_open(path, framework="pt") for path in {path for path, _ in files.values()}}
+        self._open = {path: safe_open(path, framework="pt") for path in {file.path for file in files.values()}}
 
     def batch(self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The named tensors as one, [len(names), *shape]; each is checked."""
         tensors = []
         for name in names:
-            path, stored = self._files[name]
-            tensor = self._open[path].get_tensor(stored)
+            entry = self._files[name]
+            tensor = self._open[entry.path].get_tensor(entry.name)
             if tensor.shape != shape or tensor.dtype != dtype:
                 raise SpecterError(
                     f"{self._directory}: {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {list(shape)}",

@@ -10,9 +10,9 @@ from torch import Tensor
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.hub_config import config_of
+from specter.models.shards import INDEX_FILE
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
-    INDEX_FILE,
     PROJECTIONS,
     V1,
     V1_WITH_INPUT_SCALES,

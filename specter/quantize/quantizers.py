@@ -16,7 +16,7 @@ import torch
 
 from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
-from specter.quantize.awq import quantize_awq
+from specter.quantize.awq import Awq
 from specter.quantize.block_matrices import FORMATS
 from specter.quantize.gptq import quantize_gptq
 from specter.quantize.int4 import Int4Matrices
@@ -55,28 +55,6 @@ class Gptq:
             up.codes[covered] = codes[:, inter:]
             down.codes[covered] = quantize_gptq(experts.down[covered], hessians.inner[covered], self.group).codes
         return Int4Layer(gate, up, down, hessians.tokens, hessians.tokens < self.min_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Awq:
-    """The channels of `down` of an expert with fewer than `min_tokens` calibration tokens are not scaled."""
-
-    group: int
-    min_tokens: int
-
-    def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> Int4Layer:
-        hessians = collect_hessians(experts, inputs)
-        fallback = hessians.tokens < self.min_tokens
-        inner = hessians.inner_magnitudes.clone()
-        inner[fallback.to(inner.device)] = 1
-        gate, up, down, input_scales = quantize_awq(
-            torch.cat([experts.gate, experts.up], 1),
-            experts.down,
-            (hessians.hidden, hessians.inner),
-            (inputs.hidden.float().abs().mean(0), inner),
-            self.group,
-        )
-        return Int4Layer(gate, up, down, hessians.tokens, fallback, input_scales)
 
 
 def build_int4(method: str, group: int, min_tokens: int) -> Rtn | Gptq | Awq:

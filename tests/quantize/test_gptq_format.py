@@ -17,9 +17,9 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.models.names import on_hub
+from specter.models.shards import INDEX_FILE, SINGLE_FILE
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
-    INDEX_FILE,
     PROJECTIONS,
     pack,
     pack_words,
@@ -29,7 +29,7 @@ from specter.quantize.gptq_format import (
 )
 from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
-from tests.helpers import FAMILIES, SINGLE_FILE, write_directory
+from tests.helpers import FAMILIES, write_directory
 
 Tensors = dict[str, Tensor]
 FIRST = "model.layers.1.mlp.experts.0.gate_proj"  # layer 0 is dense
@@ -319,7 +319,7 @@ def test_a_bad_tensor_is_named(spec: ModelSpec, tmp_path: Path, breakage: Callab
 def test_a_tensor_in_two_files_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     write_directory(tmp_path, quantised(spec), spec, 16)
     save_file({FIRST + ".scales": torch.ones(2, 16).half()}, tmp_path / "more.safetensors")
-    with pytest.raises(SpecterError, match="twice") as error:
+    with pytest.raises(SpecterError, match="is in both") as error:
         read_directory(tmp_path, spec)
     assert FIRST + ".scales" in error.value.what
 
