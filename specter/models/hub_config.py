@@ -107,7 +107,7 @@ def _check_sizes(spec: ModelSpec, family: type[Family]) -> None:
             raise SpecterError(f"{spec.name}: config.json gives {field.name} as {value!r}", "give a whole number")
     if not 1 <= spec.top_k <= spec.num_experts:
         raise SpecterError(
-            f"{spec.name}: config.json asks for {spec.top_k} of {spec.num_experts} experts",
+            f"{spec.name}: config.json selects {spec.top_k} of {spec.num_experts} experts",
             "num_experts_per_tok must be between 1 and the number of routed experts",
         )
     group_size, rest = divmod(spec.num_experts, spec.num_groups)

@@ -79,7 +79,7 @@ def check_index(directory: Path, entries: Mapping[str, StoredTensor]) -> None:
         name, file = astray[0]
         where = f"it is in {places[name]}" if name in places else "no shard has it"
         raise SpecterError(
-            f"{directory / INDEX_FILE} says that {name} is in {file}, but {where} ({len(astray)} such tensors)",
+            f"{directory / INDEX_FILE} places {name} in {file}, but {where} ({len(astray)} such tensors)",
             "the index belongs to other shards: download index and shards of one revision",
         )
 

@@ -84,8 +84,8 @@ def test_loading_peaks_at_the_experts_once(fused: bool, tmp_path: Path) -> None:
     del tensors
     checkpoint = Checkpoint.open(tmp_path)
     codec = RawCodec(torch.bfloat16, MIDDLE.expert_inter, MIDDLE.hidden)
-    checkpoint.tensor("model.layers.0.mlp.gate.weight")  # loads what the first read of a process loads
-    ctypes.CDLL(None).malloc_trim(0)  # what is free already must not be counted as taken
+    checkpoint.tensor("model.layers.0.mlp.gate.weight")  # imports of the first read
+    ctypes.CDLL(None).malloc_trim(0)  # memory that is already free is not counted
     before = resident_kb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak
     store = ExpertStore.read(codec, checkpoint, range(MIDDLE.num_moe_layers))

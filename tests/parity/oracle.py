@@ -50,7 +50,7 @@ def load_oracle(directory: Path) -> PreTrainedModel:
 def rotate_as_published(model: PreTrainedModel) -> None:
     """Lets PhiMoE use the long factors beyond the original length, as the publisher's code does.
 
-    transformers 5.17 picks them on every pass, and then computes the short ones anew and uses those.
+    transformers 5.17 picks them on every pass, and then recomputes and uses the short ones.
     """
     rotary = model.model.rotary_emb
     rotary.rope_init_fn = lambda config: (rotary.inv_freq, rotary.attention_scaling)

@@ -25,8 +25,8 @@ from specter.quantize.ggml_blocks import (
 )
 
 ALL = (Q8_0, Q5_0, IQ4_NL, Q4_K, Q2_K)
-HALVES = {"Q4_K": (0, 2), "Q2_K": (80, 82)}  # where fp16 lies
-# SHA-256 of what gguf 0.19.0 makes of `random_blocks(format, 256)`, fp32.
+HALVES = {"Q4_K": (0, 2), "Q2_K": (80, 82)}  # bytes of fp16 values
+# SHA-256 of gguf 0.19.0's fp32 values of `random_blocks(format, 256)`.
 PUBLISHED = {
     "Q8_0": "8a7f3fdb217484ae6fa7bc9946acb22d6545b7dabd0fa184abec3cde41df162c",
     "Q5_0": "36e8bd60bcd97071db3d0808726bc58c97da9242c8ca57706351343bd6c1b384",
@@ -118,7 +118,7 @@ def test_layout_is_the_documented_one(form: BlockFormat) -> None:
 @given(form=st.sampled_from(ALL), seed=st.integers(0, 10**6), exponent=st.integers(-2, 2), shift=st.floats(-0.2, 0.2))
 @settings(max_examples=40, deadline=None)
 def test_codes_survive_the_bits(form: BlockFormat, seed: int, exponent: int, shift: float) -> None:
-    """Errors stay those of the format at any magnitude and offset, and what a block stands for can be coded again."""
+    """Errors are those of the format at any magnitude and offset; a decoded block can be coded again."""
     weights = (gaussian(4, form.num_values, seed=seed) + shift) * 10.0**exponent
     once = form.decode(form.encode(weights))
     error = (once - weights).norm() / weights.norm()

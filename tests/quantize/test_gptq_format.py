@@ -165,7 +165,7 @@ def test_other_formats_are_refused(spec: ModelSpec, tmp_path: Path, key: str, va
 
 @pytest.mark.parametrize("group", [32, 64, 128, -1])
 def test_every_group_size_is_read(spec: ModelSpec, tmp_path: Path, group: int) -> None:
-    """Of another program, with a row for a group where the format says -1."""
+    """A directory of another program: -1 stands for one group per row."""
     spec = dataclasses.replace(spec, hidden=128, expert_inter=256)
     shape, lead = (256, 128), (spec.num_moe_layers, spec.num_experts)
     size = 256 if group == -1 else group
@@ -183,7 +183,7 @@ def test_v2_stores_the_zero_itself(spec: ModelSpec, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / SINGLE_FILE)
     for name in [name for name in tensors if name.endswith("qzeros")]:
         tensors[name] = pack_words(unpack_words(tensors[name].mT) + 1).mT.contiguous()
-    tensors[FIRST + ".qzeros"].zero_()  # which v1 cannot say
+    tensors[FIRST + ".qzeros"].zero_()  # not representable in v1
     save_file(tensors, tmp_path / SINGLE_FILE)
     edit_config(tmp_path, checkpoint_format="gptq_v2")
     read = read_directory(tmp_path, spec)

@@ -128,7 +128,7 @@ def test_gptq_does_not_depend_on_the_block() -> None:
 
 
 def test_gptq_solves_for_the_columns_not_yet_rounded() -> None:
-    """Against the textbook form: after each column, least squares over the remaining ones, solved anew."""
+    """Against the textbook form: after each column, least squares over the remaining ones."""
     weights = random_weights(6, 8).double()
     seen = correlated_inputs(100, 8, seed=1).double()
     hessian = seen.T @ seen

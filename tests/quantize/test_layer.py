@@ -1,4 +1,4 @@
-"""Calibration: what the target feeds its experts, and a layer quantised from it."""
+"""Calibration: the inputs of the target's experts, and a layer quantized from them."""
 
 from __future__ import annotations
 

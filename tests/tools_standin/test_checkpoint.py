@@ -93,7 +93,7 @@ def test_a_shipped_stand_in_is_complete_trained_and_small(name: str, most_mib: i
     directory, spec = STANDINS / name, SHIPPED[name]
     if not directory.is_dir():
         pytest.skip(f"{name} has not been trained")
-    checkpoint = Checkpoint.open(directory)  # complete, or it would say so
+    checkpoint = Checkpoint.open(directory)  # raises if incomplete
     assert dataclasses.replace(checkpoint.spec, name=spec.name) == spec
     assert checkpoint.num_files == 1 and set(checkpoint.stored_bytes) == {"I8", "F16"}
     path = directory / "model.safetensors"

@@ -158,7 +158,7 @@ class Decoder:
         """
         if not 0 <= num_outputs <= len(tokens) or not tokens:
             raise SpecterError(
-                f"a pass over {len(tokens)} tokens with {num_outputs} outputs", "ask for at least one token"
+                f"a pass over {len(tokens)} tokens with {num_outputs} outputs", "give at least one token"
             )
         if position == 0:
             check_prompt(self.spec, self.cache.capacity, len(tokens))

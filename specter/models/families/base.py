@@ -1,4 +1,4 @@
-"""What a model family registers: how its config.json and tensor names differ from Specter's.
+"""The base of a model family: its config.json and its tensor names.
 
 `specter.models.hub_config` reads and writes config.json through these classes.
 """
