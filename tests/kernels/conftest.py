@@ -22,10 +22,10 @@ def _float64(handle: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _exact_dot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's product of a tile, summed in fp64 and rounded once.
+    """Replaces the interpreter's product of a tile by one summed in fp64 and rounded once.
 
-    It takes bf16 for integers otherwise; and numpy's BLAS gives the same row other bits at another place in the
-    tile, which tensor cores do not. What is tested here is that nothing in the kernels around the product
+    The interpreter reads bf16 as integers, and numpy's BLAS gives a row other bits at another place in the tile, which
+    tensor cores do not. These tests check that nothing in the kernels around the product
     depends on place or neighbours.
     """
     if torch.cuda.is_available():

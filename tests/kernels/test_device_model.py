@@ -117,7 +117,7 @@ def test_waves_from_the_host_are_the_resident_pass(models: Models) -> None:
 
 
 class RunAsGraph:
-    """What capturing does where there are no graphs: it warms up, too."""
+    """Stands in for a graph where there is no CUDA: capturing runs the function once, as a warm-up does."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         run()
@@ -131,7 +131,7 @@ def test_a_short_pass_is_launched_as_a_longer_one_that_was_captured(
 
 
 def check_short_pass(models: Models, monkeypatch: pytest.MonkeyPatch) -> int:
-    """With and without a padding row, a pass yields the same, whatever capturing has read.
+    """A pass gives the same result with and without a padding row, independent of what capturing read.
 
     Returns how many results of the padding row were read without having been written.
     """
@@ -260,9 +260,7 @@ def test_an_interrupted_round_leaves_an_engine_that_works(models: Models) -> Non
     assert one.generate(prompt, 24).tokens == expected
 
 
-def test_a_slot_table_that_nobody_has_read_does_not_reach_the_next_text(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unread_slot_table_does_not_reach_the_next_text(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(ring: pinned_io.PinnedRing) -> None:
         raise KeyboardInterrupt
 
@@ -303,7 +301,7 @@ def check_unfused(models: Models) -> None:
     assert (draft.logits - models.draft.logits).norm() < 2e-3 * models.draft.logits.norm()
 
 
-def test_a_runner_drafts_without_fused_kernels_if_asked(models: Models) -> None:
+def test_a_runner_can_draft_without_fused_kernels(models: Models) -> None:
     drafted = []
     for is_fused in (True, False):
         runner = make_runner(models, 4, is_fused=is_fused)

@@ -1,4 +1,4 @@
-"""What Qwen2-MoE and PhiMoE add to the kernels, against plain torch; rows invariant exactly."""
+"""Kernel variants of Qwen2-MoE and PhiMoE against plain torch; row invariance is exact."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_gqa(heads: gqa.Heads, dtype: torch.dtype, num_rows: int) -> None:
     qkv = rand(num_rows, (heads.num_heads + 2 * heads.num_keys) * width, dtype=dtype)
     angles = torch.rand(capacity, width // 2, device=DEVICE)
     rotary = angles.cos(), angles.sin()
-    old = poison(capacity, 2 * heads.num_keys * width, dtype=dtype)  # what nobody has written is not read
+    old = poison(capacity, 2 * heads.num_keys * width, dtype=dtype)  # unwritten positions are not read
     old[:begin] = rand(begin, old.shape[1], dtype=dtype)
 
     def run(rows: slice) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def test_layer_norm(hidden: int, dtype: torch.dtype) -> None:
 
 
 def normed_stream(x: Tensor) -> Stream:
-    """x [T, D] as LayerNorm leaves it: whoever looked at the squares would know."""
+    """x [T, D] after LayerNorm; `squares` is poisoned, since it is not read."""
     return Stream(poison(*x.shape), x, poison(len(x), 3), is_normed=True)
 
 
@@ -183,10 +183,12 @@ ROUTERS = {
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_routers(name: str) -> None:
-    """Of rows, and of the draft's one row, with the gate of the shared expert as one more logit."""
+    """Routers of T rows and of the draft's one row, with the shared expert's gate as one more logit."""
     spec = ROUTERS[name]
     num_experts, top = spec.num_experts, spec.top_k
-    logits = 0.2 * rand(48, num_experts + 1) - 0.3  # close enough for the mixer to weigh, of both signs
+    logits = (
+        0.2 * rand(48, num_experts + 1) - 0.3
+    )  # of both signs, close enough for several to count
     logits[0, :num_experts] = 0.5  # ties go to the lower index
     logits[1, :num_experts] = -torch.linspace(1.0, 1.01, num_experts, device=DEVICE)
     weights, experts = route(spec, logits[:, :num_experts])
@@ -211,7 +213,7 @@ def test_routers(name: str) -> None:
         assert lone.counts.nonzero()[:, 0].tolist() == sorted(experts[row].tolist())
 
 
-def test_the_mixer_gives_every_rank_one_expert_even_where_logits_are_no_numbers() -> None:
+def test_the_mixer_gives_every_rank_one_expert_even_where_logits_are_nan() -> None:
     for value in (torch.nan, -torch.nan, -torch.inf, torch.inf):
         logits = torch.full((2, 6), value, device=DEVICE)
         routing = grouped_mlp.Routing.empty(2, 2, 6, DEVICE)

@@ -179,7 +179,7 @@ def test_a_pass_chooses_no_padding(models: Models) -> None:
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
 @pytest.mark.parametrize("temperature", [None, 0.8])
-def test_graphs_of_early_launches_say_what_single_launches_do(models: Models, temperature: float | None) -> None:
+def test_graphs_of_early_launches_equal_single_launches(models: Models, temperature: float | None) -> None:
     check_graphs(models, temperature)
 
 

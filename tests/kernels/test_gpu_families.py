@@ -66,7 +66,7 @@ def test_the_unfused_draft_computes_the_same(models: Models) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
-def test_graphs_of_early_launches_say_what_single_launches_do(models: Models) -> None:
+def test_graphs_of_early_launches_equal_single_launches(models: Models) -> None:
     check_graphs(models, None)
 
 

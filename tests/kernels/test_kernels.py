@@ -1,4 +1,4 @@
-"""Every kernel against plain torch: rows 1, 2, 17, 33, 48, experts without rows, odd sizes, rows invariant exactly.
+"""Every kernel against plain torch: rows 1, 2, 17, 33, 48, experts without rows, odd sizes; row invariance is exact.
 
 Run by Triton's interpreter where there is no GPU. Moves, indices and routing are compared exactly.
 """
@@ -51,7 +51,7 @@ def ints(*values: int) -> Tensor:
 
 
 def close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """‖a - e‖ / ‖e‖: sums in another order, and bf16 operands, may differ by this much."""
+    """Bounds ‖a - e‖ / ‖e‖, for another order of sums and bf16 operands."""
     limit = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     assert not actual.isnan().any()
     assert (actual.double() - expected.double()).norm() <= limit * expected.double().norm()
@@ -62,7 +62,7 @@ def normed(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def stream_of(x: Tensor, gain: Tensor, dtype: torch.dtype = torch.float32, num_blocks: int = 3) -> Stream:
-    """The stream x [T, D] as its producer leaves it for a norm with `gain`."""
+    """The stream x [T, D] with the inputs of a norm with `gain`."""
     squares = torch.stack([part.square().sum(-1) for part in x.tensor_split(num_blocks, -1)], -1)
     return Stream(x.clone(), (x * gain.float()).to(dtype), squares)
 
@@ -74,7 +74,7 @@ def check_stream(stream: Stream, gain: Tensor, expected: Tensor, dtype: torch.dt
 
 
 def empty_stream(x: Tensor, block: int, dtype: torch.dtype = torch.float32) -> Stream:
-    """Room for what a producer in blocks of `block` channels adds to x [T, D]."""
+    """The stream x [T, D] before a kernel writes it in blocks of `block` channels; outputs are poisoned."""
     num_rows, hidden = x.shape
     return Stream(x.clone(), poison(num_rows, hidden, dtype=dtype), poison(num_rows, -(-hidden // block)))
 
@@ -121,7 +121,7 @@ def test_skinny_gated_mlp_and_router() -> None:
     hidden, inter, num_experts, top = 96, 40, 41, 3  # three programs of the router, the last one not full
     x, gain, w = rand(1, hidden), rand(hidden), rand(num_experts + 2 * inter, hidden)
     inner, routing = poison(inter), row_routing(num_experts, top, step=2, num_steps=4)
-    for step in (1, 2):  # the second finds the first one's scratch
+    for step in (1, 2):  # the second step reuses the first one's scratch
         routing.step.fill_(step)
         skinny.norm_gated(stream_of(x, gain), w, inner, routing, EPS, Launch(8, 64), pdl=False)
     close(inner, gated(normed(x, gain), w[num_experts:])[0])
@@ -143,7 +143,7 @@ def test_router_ties_go_to_the_lower_expert() -> None:
     assert routing.history[0].tolist() == [1, 3, 0, 2]
 
 
-def test_router_gives_every_rank_one_expert_even_where_logits_are_no_numbers() -> None:
+def test_router_gives_every_rank_one_expert_even_where_logits_are_nan() -> None:
     x, routing = rand(1, 32), row_routing(6, 4)
     skinny.norm_gated(stream_of(x, x[0]), poison(6 + 2 * 8, 32), poison(8), routing, EPS, Launch(8, 32), pdl=False)
     assert sorted(routing.history[0].tolist()) == [0, 1, 2, 3]
@@ -256,7 +256,7 @@ def test_tiles_gated_mlp_and_router() -> None:
 
 @dataclasses.dataclass
 class Experts:
-    """Seven experts, of which the last is never chosen, in shuffled slots of a padded arena."""
+    """Seven experts in shuffled slots of a padded arena; the last one is never chosen."""
 
     hidden: int = 80
     inter: int = 24
