@@ -186,9 +186,7 @@ def test_routers(name: str) -> None:
     """Routers of T rows and of the draft's one row, with the shared expert's gate as one more logit."""
     spec = ROUTERS[name]
     num_experts, top = spec.num_experts, spec.top_k
-    logits = (
-        0.2 * rand(48, num_experts + 1) - 0.3
-    )  # of both signs, close enough for several to count
+    logits = 0.2 * rand(48, num_experts + 1) - 0.3  # of both signs, close enough for several to count
     logits[0, :num_experts] = 0.5  # ties go to the lower index
     logits[1, :num_experts] = -torch.linspace(1.0, 1.01, num_experts, device=DEVICE)
     weights, experts = route(spec, logits[:, :num_experts])
