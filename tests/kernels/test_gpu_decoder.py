@@ -177,6 +177,7 @@ def test_a_pass_chooses_no_padding(models: Models) -> None:
     assert target.tokens[:2].tolist() == [41, 41]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
 @pytest.mark.parametrize("temperature", [None, 0.8])
 def test_graphs_of_early_launches_equal_single_launches(models: Models, temperature: float | None) -> None:

@@ -1,0 +1,101 @@
+"""Losslessness at full size: every planner and eviction, depth and budget against plain decoding, half of it with
+copies delayed and reordered.
+
+Runs on the first layers of the full-size model: payloads are the real ones, passes are ten times shorter, and the draft
+is rejected more often. SPECTER_STRESS_PROMPTS=20 runs 1280 generations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from bench.agreement import load_prompts
+from specter.config import BudgetConfig, DatasetConfig, ExecutionConfig, ModelConfig, RunConfig, SamplingConfig
+from specter.memory import num_slots
+from specter.models.cuda.loaded_model import load_model
+from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.model import CudaModel
+from specter.models.cuda.runner import ModelRunner
+from specter.models.full_size import FULL_SIZE
+from specter.resolve import ResolvedRun
+from specter.timeline.costs import CostModel
+from specter.timeline.hardware import load_hardware
+from tests.helpers import CONF, load_system
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+NUM_LAYERS = 3  # one dense, two MoE
+DEPTHS = (4, 8, 16, 32)
+SYSTEMS = ("specter", "specter_retain", "specter_deadline_lru", "specter_deadline")  # planner x eviction
+NUM_TOKENS = 18
+NUM_PROMPTS = int(os.environ.get("SPECTER_STRESS_PROMPTS", "2"))
+MODEL = ModelConfig(**yaml.safe_load((CONF / "model" / "deepseek_v2_lite.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[CudaModel]:
+    if not Path(MODEL.quantized).is_dir():
+        pytest.skip(f"no INT4 experts in {MODEL.quantized}: make them with python -m specter.quantize")
+    budget = DeviceBudget()
+    full = load_model(
+        Path(MODEL.checkpoint), Path(MODEL.quantized), FULL_SIZE[MODEL.charged_as], budget, Console(quiet=True)
+    )
+    yield CudaModel(full.first_layers(NUM_LAYERS), budget, {})
+    full.store.close()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    files = [path for path in Path("data/prompts").glob("*.jsonl") if path.stem != "heldout"]
+    return load_prompts(files, Path(MODEL.tokenizer), NUM_PROMPTS, 16)
+
+
+def generate(
+    model: CudaModel, system: str, tier: str, sampling: str, k: int, prompt: list[int], stress_seed: int | None = None
+) -> list[int]:
+    config = RunConfig(
+        model=MODEL,
+        system=load_system(system),
+        budget=BudgetConfig(tier, policy="same_experts"),
+        dataset=DatasetConfig("none", "shipped", "", ""),
+        sampling=SamplingConfig(**yaml.safe_load((CONF / "sampling" / f"{sampling}.yaml").read_text())),
+        hardware=load_hardware(CONF / "hardware" / "h200_pcie5.yaml"),
+        execution=ExecutionConfig(stress_seed=stress_seed),
+        clock="device",
+        k=k,
+        max_new_tokens=max(NUM_TOKENS, k + 3),  # a round drafts all K
+        warmup_tokens=0,
+    )
+    costs = CostModel(model.model.spec, config.tile_rows, config.kv_capacity)
+    run = ResolvedRun(config, costs, num_slots(config.model, config.budget, config.system, costs))
+    return model.run(run, prompt, ()).generation.tokens
+
+
+@pytest.mark.parametrize("tier", ["high", "low"])
+@pytest.mark.parametrize("sampling", ["greedy", "seeded"])
+def test_every_policy_is_plain_decoding_under_stress(
+    model: CudaModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, sampling: str, tier: str
+) -> None:
+    monkeypatch.setattr(ModelRunner, "link_bytes_per_s", lambda runner: 10**9)  # not under test
+    expected = [generate(model, "resident", tier, sampling, max(DEPTHS), prompt) for prompt in prompts]
+    differing = []
+    for k in DEPTHS:
+        for system in SYSTEMS:
+            for index, prompt in enumerate(prompts):
+                seed = index if index % 2 else None
+                tokens = generate(model, system, tier, sampling, k, prompt, seed)
+                if tokens != expected[index][: len(tokens)]:
+                    differing.append(f"{system}, K={k}, prompt {index}, stress_seed={seed}")
+    assert not differing
+
+
+def test_first_layers_share_the_memory_of_the_whole_model(model: CudaModel) -> None:
+    assert model.model.spec.num_layers == NUM_LAYERS == len(model.model.weights.layers)
+    assert dataclasses.replace(model.model.spec, num_layers=27) == FULL_SIZE[MODEL.charged_as]
