@@ -1,12 +1,12 @@
 """Lower bounds of a run's TPOT, from its own routing (docs/decisions/0001, "Floors").
 
-A round must have on the device, in 16 bits, every expert that its verification pass routes to. What was not
-in a slot when the round began crosses the link during the round. Both floors charge that against the link
-and against the device-memory bytes of drafting and verification, with no launch, kernel or sync cost.
+A round needs on the device, in 16 bits, every expert that its verification routes to. What was not in a slot when the
+round began crosses the link during the round. Both floors charge those copies to the link, and the device-memory bytes
+of drafting and verification to the device, with no launch, kernel or sync cost.
 
-`floor_ideal`  every slot holds something useful when a round begins. A bound, round by round.
-`floor_trace`  the fewest loads possible on this trace (`min_loads`). `strict_tpot_ms` is a bound;
-               `tpot_ms`, which places those loads in rounds, is an estimate close to it.
+`floor_ideal`  every slot holds a useful expert when a round begins. A bound, round by round.
+`floor_trace`  the fewest loads that this trace allows (`min_loads`). `strict_tpot_ms` is a bound; `tpot_ms`, which
+               places those loads in rounds, is an estimate close to it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RoundAccess:
-    """What one round needed. A system without draft has draft_len 0.
-
-    experts: per MoE layer, the distinct experts of the verification pass.
-    """
+    """The experts of one round's verification: per MoE layer, the distinct ones. draft_len is 0 without a draft."""
 
     draft_len: int
     new_len: int
     experts: Sequence[Sequence[int]]
 
+    @property
+    def num_experts(self) -> int:
+        return sum(map(len, self.experts))
+
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A lower bound over the rounds given (the first commit, prefill's, is not among them).
+    """A lower bound over the rounds given, which leave out prefill's commit.
 
-    tpot_ms: sum over rounds of the round's bound, per committed token.
-    strict_tpot_ms: max(all loads on the link, all work on the device), per committed token; never above tpot_ms.
+    tpot_ms: the sum of the rounds' bounds, per committed token.
+    strict_tpot_ms: max(all loads on the link, all work on the device), per committed token; at most tpot_ms.
     """
 
     tpot_ms: float
@@ -53,16 +54,15 @@ class Floor:
 def floor_ideal(rounds: Sequence[RoundAccess], num_slots: int, costs: CostModel, hardware: Hardware) -> Floor:
     """Loads of a round = max(experts it needs - slots, 0); a round takes at least max(link, GPU).
 
-    The slots are one pool for all layers, so the difference is taken over the whole round (with R = slots /
-    layers it is the sum of U - R as long as no layer needs fewer than R). A bound: an expert that the round
-    needs was in a slot when it began, and at most `num_slots` were, or was loaded in it, one after the other.
+    The slots are one pool for all layers, so the difference is taken over the whole round. It is a bound: an expert
+    that the round needs was either in one of `num_slots` slots when it began, or is copied during the round.
 
     Raises:
         SpecterError: as `floor_trace`.
     """
     _check(rounds, num_slots, costs)
-    loads = [max(sum(map(len, access.experts)) - num_slots, 0) for access in rounds]
     copy_ns = hardware.copy_ns(costs.payload_bytes)
+    loads = [max(access.num_experts - num_slots, 0) for access in rounds]
     gpu_ns = [sum(_gpu_ns(access, costs, hardware)) for access in rounds]
     bounds_ns = [max(count * copy_ns, gpu) for count, gpu in zip(loads, gpu_ns, strict=True)]
     return _floor(rounds, bounds_ns, loads, copy_ns, gpu_ns)
@@ -82,18 +82,16 @@ def floor_trace(
     (free = slots - hits of the round + staging), and t = one copy, a round takes at least
         max(GPU, draft + m*t - min(min(m, free)*t, draft)).
 
-    `strict_tpot_ms` is a bound for any policy, prefetching or not, with any order of experts within a layer:
-    no policy starts with `residents` and loads less, every load holds the link for t, and rounds follow each
-    other. `tpot_ms` bounds a policy that keeps what `min_loads` keeps; another one may load more in all but
-    place the loads better (more of them in rounds that wait for the device anyway), so against such a
-    policy it is an estimate.
+    `strict_tpot_ms` bounds any policy: none loads less from the same `residents`, every load holds the link for t, and
+    rounds follow each other. `tpot_ms` bounds policies that keep what `min_loads` keeps; another policy may load more
+    and still place more of its loads in rounds that wait for the device anyway.
 
     Args:
-        residents: in a slot, or on the way to one, when the first round begins.
+        residents: in a slot, or loading, when the first round begins.
         num_staging: slots beyond the pool, for experts that only stream through.
 
     Raises:
-        SpecterError: no rounds, no slots, more residents than slots, or an access of another depth.
+        SpecterError: no rounds, no slots, more residents than slots, or an access with another number of layers.
     """
     _check(rounds, num_slots, costs)
     num_layers, num_experts = costs.spec.num_moe_layers, costs.spec.num_experts
@@ -109,10 +107,9 @@ def floor_trace(
     copy_ns = hardware.copy_ns(costs.payload_bytes)
     loads, gpu_ns, bounds_ns = [], [], []
     for index, access in enumerate(rounds):
-        needed = sum(map(len, access.experts))
         count = sum(visit_loads[index * num_layers : (index + 1) * num_layers])
         draft, verification = _gpu_ns(access, costs, hardware)
-        free = num_slots - (needed - count) + num_staging
+        free = num_slots - (access.num_experts - count) + num_staging
         covered = min(min(count, free) * copy_ns, draft)
         loads.append(count)
         gpu_ns.append(draft + verification)
@@ -121,13 +118,12 @@ def floor_trace(
 
 
 def min_loads(visits: Sequence[Sequence[int]], num_slots: int, residents: Iterable[int] = ()) -> list[int]:
-    """The fewest loads any policy needs, per visit: Belady (1966) with bypass, on sets of items.
+    """The fewest loads that any policy needs, per visit: Belady (1966) with bypass, on sets of items.
 
-    A visit needs all of its items at some time, in any order; each is held in a slot since its last use, or
-    loaded. After a visit any `num_slots` of what was held and what was visited may stay: those used soonest.
-    Optimal: an item kept from one use to its next is an interval that saves one load, at most `num_slots`
-    intervals overlap at any time, and dropping the interval that ends last whenever one too many overlap keeps
-    the most intervals (Faigle and Nawijn 1995). With one item per visit this is Belady with bypass.
+    A visit needs all of its items, in any order; each is held since its last use, or loaded. After a visit any
+    `num_slots` of the held and visited items may stay: those used soonest. Optimal: keeping an item from one use to the
+    next is an interval that saves one load, at most `num_slots` intervals overlap at any time, and dropping the
+    interval that ends last whenever one too many overlap keeps the most intervals (Faigle and Nawijn 1995).
 
     Args:
         visits: distinct items (whole numbers) per visit, in order.
@@ -143,8 +139,8 @@ def min_loads(visits: Sequence[Sequence[int]], num_slots: int, residents: Iterab
 
     held = {item for item in residents if item in next_use}
     base = 1 + max(max(items, default=0) for items in visits) if visits else 1
-    # Max-heap of held items by next use, as one number each. Entries of items used since then are stale; they
-    # lie in the past, below the entry of every held item, so the top is never one of them.
+    # Max-heap of held items by next use, as one number each. Entries of items used since then are stale; their uses are
+    # in the past, so they lie below the entry of every held item and never reach the top.
     latest = [-(next_use[item] * base + item) for item in held]
     heapify(latest)
     loads = []
@@ -166,19 +162,19 @@ def _check(rounds: Sequence[RoundAccess], num_slots: int, costs: CostModel) -> N
         raise SpecterError(f"a floor for {num_slots} slots", "give at least one slot")
     if sum(access.new_len for access in rounds) < 1:
         raise SpecterError("a floor for rounds that commit no token", "give the rounds after the first commit")
+    num_layers = costs.spec.num_moe_layers
     for index, access in enumerate(rounds):
-        if len(access.experts) != costs.spec.num_moe_layers:
+        if len(access.experts) != num_layers:
             raise SpecterError(
-                f"round {index} lists {len(access.experts)} layers, {costs.spec.name} has {costs.spec.num_moe_layers}",
+                f"round {index} lists {len(access.experts)} layers, {costs.spec.name} has {num_layers}",
                 "give one list per MoE layer",
             )
 
 
 def _gpu_ns(access: RoundAccess, costs: CostModel, hardware: Hardware) -> tuple[int, int]:
-    """Time of the draft steps' and of the verification's device-memory bytes."""
-    needed = sum(map(len, access.experts))
+    """Time of the device-memory bytes of the draft steps, and of the verification."""
     draft = access.draft_len * hardware.hbm_ns(costs.draft_step_bytes())
-    return draft, hardware.hbm_ns(costs.verification_bytes(needed, rows=access.draft_len + 1))
+    return draft, hardware.hbm_ns(costs.verification_bytes(access.num_experts, rows=access.draft_len + 1))
 
 
 def _floor(

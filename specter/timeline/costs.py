@@ -1,31 +1,32 @@
-"""What each operation of the engine moves and computes, in bytes, flops, kernels and launches.
+"""The cost of each operation of the engine: bytes, flops, kernels and launches of the full-size model charged.
 
-The spec is that of the full-size model charged for, whatever model runs. Formulas (docs/decisions/0001):
-a product [rows, n] x [n, m] reads its weights once and moves its input and output rows once,
+A product [rows, n] x [n, m] reads its weights once and moves its input and output rows once (docs/decisions/0001):
   bytes = n*m*weight_bytes + rows*(n + m)*ACTIVATION_BYTES,   flops = 2*rows*n*m,
-whatever the number of tiles, which are stacked in one launch. Rows are padded to whole tiles, and the key
-length is the cache's capacity, because that is what a fixed-tile pass computes.
+whatever the number of tiles, which are stacked in one launch. Rows are padded to whole tiles and attention covers the
+capacity of the KV cache, as a fixed-tile pass computes them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec
 
 from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
 from specter.timeline.base import Work
 from specter.timeline.hardware import ceil_div
 
+P = ParamSpec("P")
 ACTIVATION_BYTES = 2  # BF16
 INT4_BITS = 4.125  # per weight, scales included: GPTQ symmetric, group 128
 WAVE_ROW_BYTES = 4  # rows of [T, k, D] are kept in fp32 until they are reduced
 
-# Kernels per operation: assumptions on a runtime with the usual fusions, one kernel each.
-LATENT_ATTENTION_KERNELS = (
-    8  # norm · q · kv_a · kv norm + rope + append · absorb q · attention · expand v · o + residual
-)
+# Kernels per operation, assuming a runtime with the usual fusions.
+# Latents: norm · q · kv_a · kv norm + rope + append · absorb q · attention · expand v · o + residual
+LATENT_ATTENTION_KERNELS = 8
 ATTENTION_KERNELS = 5  # norm · q, k and v · rope + append · attention · o + residual
 DENSE_KERNELS = 4  # norm · gate and up · silu · down + residual
 ROUTE_KERNELS = 3  # norm · router · softmax + top-k, or sparsemixer
@@ -39,13 +40,32 @@ PREDICT_KERNELS = 2  # norm and router · top-k
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Bytes and flops that add up."""
+    """Bytes, flops and kernels, which add up."""
 
     num_bytes: int = 0
     flops: int = 0
+    kernels: int = 0
 
     def __add__(self, other: _Cost) -> _Cost:
-        return _Cost(self.num_bytes + other.num_bytes, self.flops + other.flops)
+        return _Cost(self.num_bytes + other.num_bytes, self.flops + other.flops, self.kernels + other.kernels)
+
+    def work(self, name: str, launches: int | None = None) -> Work:
+        """As one operation; by default every kernel is a launch."""
+        return Work(name, self.num_bytes, self.flops, self.kernels, self.kernels if launches is None else launches)
+
+
+def _cached(build: Callable[Concatenate[CostModel, P], Work]) -> Callable[Concatenate[CostModel, P], Work]:
+    """Keeps the `Work` of each combination of arguments: the virtual clock looks up its charge by identity."""
+
+    @functools.wraps(build)
+    def look_up(self: CostModel, *arguments: P.args, **named: P.kwargs) -> Work:
+        key = (build, arguments, *named.items())
+        work = self._works.get(key)
+        if work is None:
+            work = self._works[key] = build(self, *arguments, **named)
+        return work
+
+    return look_up
 
 
 @dataclass(frozen=True)
@@ -58,8 +78,8 @@ class CostModel:
         kv_capacity: positions of the KV cache; every pass attends over all of them.
         weight_bytes: per weight of the target (2: BF16).
         int4_bits: per weight of the draft's routed experts.
-        draft_shared_bits: per non-expert weight of a draft that has its own; None where it reads the target's.
         graphed_draft: the draft step is one captured graph; False charges one launch per kernel.
+        draft_shared_bits: per non-expert weight of a draft that has its own; None where it reads the target's.
     """
 
     spec: ModelSpec
@@ -69,7 +89,7 @@ class CostModel:
     int4_bits: float = INT4_BITS
     graphed_draft: bool = True
     draft_shared_bits: float | None = None
-    _works: dict[tuple[str, int, int], Work] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _works: dict[Any, Work] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pass_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # by tiles
 
     def __post_init__(self) -> None:
@@ -79,43 +99,63 @@ class CostModel:
 
     # -- operations -------------------------------------------------------------------------
 
+    @_cached
     def draft_step(self, rows: int = 1) -> Work:
         """One draft token: one row through all layers, top_k INT4 experts per MoE layer, lm_head, sampling.
 
-        More rows: a draft with a KV of its own reads what it has missed; all of their experts may be distinct.
+        More rows: a draft with its own KV processes the tokens that it lacks; all their experts may be distinct.
         """
-        return self._cached(("draft_step", rows, 0), lambda: self._draft_step(rows))
+        spec = self.spec
+        cost = sum((self._layer(layer, rows, tiles=1) for layer in range(spec.num_layers)), self._head(rows=1))
+        if self.draft_shared_bits is not None:
+            read = spec.non_expert_params - spec.vocab * spec.hidden  # of the embedding, rows only
+            cost += _Cost(-math.floor(read * (self.weight_bytes - self.draft_shared_bits / 8)))
+        num_experts = min(rows * spec.top_k, spec.num_experts)
+        weights = math.ceil(num_experts * spec.expert_params * self.int4_bits / 8)
+        experts = _Cost(weights + self._rows_bytes(rows), 2 * rows * spec.top_k * spec.expert_params, EXPERT_KERNELS)
+        for _ in range(spec.num_moe_layers):
+            cost += experts + self._combine(rows)  # the lookahead's k counters ride in combine
+        return cost.work("draft_step", launches=1 if self.graphed_draft else None)
 
+    @_cached
     def predict_next(self, tiles: int = 1) -> Work:
         """The next layer's norm and router on this layer's hidden state."""
-        return self._cached(("foresee", 0, tiles), lambda: self._predict_next(tiles))
+        cost = self._product(tiles * self.tile_rows, self.spec.hidden, self.spec.num_experts)
+        return (cost + _Cost(kernels=PREDICT_KERNELS)).work("foresee")
 
+    @_cached
     def attend_and_route(self, layer: int, tiles: int = 1) -> Work:
         """Attention, norms, router and shared experts of one layer; a dense layer whole. Layer 0 also embeds.
 
         `layer` counts all layers, dense ones included.
         """
-        return self._cached(
-            ("mix", min(layer, self.spec.num_dense_layers + 1), tiles), lambda: self._attend_and_route(layer, tiles)
-        )
+        return self._layer(layer, tiles * self.tile_rows, tiles).work("mix")
 
+    @_cached
     def experts(self, num_experts: int, tiles: int = 1) -> Work:
         """One wave: the 16-bit weights of `num_experts` experts in one grouped launch.
 
-        Moves the weights and reads the tiles' rows once; the rows that it writes are charged in `combine`,
-        so that the bytes of a layer grow with the number of waves only by that read. Computes whole tiles of
-        rows per expert: at most all rows, or all routed rows and one tile of padding per expert.
+        Moves the weights and reads the tiles' rows once; `combine` charges the rows that it writes, so that the bytes
+        of a layer grow with the number of waves only by that read. Computes whole tiles of rows per expert: at most all
+        rows, or all routed rows and one tile of padding per expert.
         """
-        return self._cached(("experts", num_experts, tiles), lambda: self._experts(num_experts, tiles))
+        rows = tiles * self.tile_rows
+        moved = num_experts * self.payload_bytes + self._rows_bytes(rows)
+        expert_rows = min(num_experts * rows, rows * self.spec.top_k + num_experts * self.tile_rows)
+        return _Cost(moved, 2 * self.spec.expert_params * expert_rows, EXPERT_KERNELS).work("experts")
 
+    @_cached
     def combine(self, tiles: int = 1) -> Work:
         """Writes and reads rows [T, top_k, D] in fp32, reads the shared experts' and residual rows, writes rows."""
-        return self._cached(("combine", 0, tiles), lambda: self._combine(tiles))
+        return self._combine(tiles * self.tile_rows).work("combine")
 
     def head(self, rows: int) -> Work:
         """Final norm, lm_head and sampling of `rows` rows, padded to whole tiles."""
-        tiles = self.num_tiles(rows)
-        return self._cached(("head", 0, tiles), lambda: self._head(tiles))
+        return self._tiled_head(self.num_tiles(rows))
+
+    @_cached
+    def _tiled_head(self, tiles: int) -> Work:
+        return self._head(tiles * self.tile_rows).work("head")
 
     # -- totals -----------------------------------------------------------------------------
 
@@ -137,21 +177,14 @@ class CostModel:
         `num_experts`: distinct experts, summed over the MoE layers.
         """
         tiles = self.num_tiles(rows)
-        if tiles not in self._pass_bytes:  # floors ask for every round
+        if tiles not in self._pass_bytes:
             spec = self.spec
-            mixes = sum(self.attend_and_route(layer, tiles).hbm_bytes for layer in range(spec.num_layers))
-            reads = spec.num_moe_layers * self._rows_bytes(tiles * self.tile_rows)
-            combines = spec.num_moe_layers * self.combine(tiles).hbm_bytes
-            self._pass_bytes[tiles] = mixes + reads + combines + self.head(rows).hbm_bytes
+            layers = sum(self.attend_and_route(layer, tiles).hbm_bytes for layer in range(spec.num_layers))
+            waves = spec.num_moe_layers * (self._rows_bytes(tiles * self.tile_rows) + self.combine(tiles).hbm_bytes)
+            self._pass_bytes[tiles] = layers + waves + self.head(rows).hbm_bytes
         return num_experts * self.payload_bytes + self._pass_bytes[tiles]
 
     # -- formulas ---------------------------------------------------------------------------
-
-    def _cached(self, key: tuple[str, int, int], build: Callable[[], Work]) -> Work:
-        work = self._works.get(key)
-        if work is None:
-            work = self._works[key] = build()
-        return work
 
     def _rows_bytes(self, rows: int) -> int:
         """Bytes of activations [rows, D]."""
@@ -161,8 +194,9 @@ class CostModel:
         moved = num_in * num_out * self.weight_bytes + rows * (num_in + num_out) * ACTIVATION_BYTES
         return _Cost(moved, 2 * rows * num_in * num_out)
 
-    def _mlp(self, rows: int, inter: int) -> _Cost:
-        return self._product(rows, self.spec.hidden, 2 * inter) + self._product(rows, inter, self.spec.hidden)
+    def _mlp(self, rows: int, inter: int, kernels: int) -> _Cost:
+        up, down = self._product(rows, self.spec.hidden, 2 * inter), self._product(rows, inter, self.spec.hidden)
+        return up + down + _Cost(kernels=kernels)
 
     def _attention(self, rows: int, tiles: int) -> _Cost:
         """Every head attends over all cached positions; latents in absorbed form (latents [capacity, kv_lora + rope]).
@@ -179,64 +213,21 @@ class CostModel:
             products += self._product(rows, spec.kv_lora, heads * (spec.nope_dim + spec.v_dim))
         cache_bytes = (tiles * self.kv_capacity + rows) * spec.kv_width * ACTIVATION_BYTES
         flops = 2 * rows * heads * self.kv_capacity * (spec.key_width + spec.value_width)
-        return products + _Cost(cache_bytes, flops)
+        return products + _Cost(cache_bytes, flops, LATENT_ATTENTION_KERNELS if spec.is_latent else ATTENTION_KERNELS)
 
-    def _layer(self, layer: int, rows: int, tiles: int) -> tuple[_Cost, int]:
-        """Everything of a layer but its routed experts, and its kernels."""
-        cost = self._attention(rows, tiles)
-        kernels = LATENT_ATTENTION_KERNELS if self.spec.is_latent else ATTENTION_KERNELS
+    def _layer(self, layer: int, rows: int, tiles: int) -> _Cost:
+        """Everything of a layer but its routed experts."""
+        spec, cost = self.spec, self._attention(rows, tiles)
         if layer == 0:
-            cost, kernels = cost + _Cost(2 * self._rows_bytes(rows)), kernels + EMBED_KERNELS
-        if layer < self.spec.num_dense_layers:
-            return cost + self._mlp(rows, self.spec.dense_inter), kernels + DENSE_KERNELS
-        cost, kernels = cost + self._product(rows, self.spec.hidden, self.spec.num_router_out), kernels + ROUTE_KERNELS
-        if not self.spec.shared_inter:
-            return cost, kernels
-        return cost + self._mlp(rows, self.spec.shared_inter), kernels + SHARED_KERNELS
+            cost += _Cost(2 * self._rows_bytes(rows), kernels=EMBED_KERNELS)
+        if layer < spec.num_dense_layers:
+            return cost + self._mlp(rows, spec.dense_inter, DENSE_KERNELS)
+        cost += self._product(rows, spec.hidden, spec.num_router_out) + _Cost(kernels=ROUTE_KERNELS)
+        return cost + self._mlp(rows, spec.shared_inter, SHARED_KERNELS) if spec.shared_inter else cost
 
-    def _head_cost(self, rows: int) -> _Cost:
-        return self._product(rows, self.spec.hidden, self.spec.vocab)
+    def _head(self, rows: int) -> _Cost:
+        return self._product(rows, self.spec.hidden, self.spec.vocab) + _Cost(kernels=HEAD_KERNELS)
 
-    def _combine_cost(self, rows: int) -> _Cost:
-        wave_rows = rows * self.spec.top_k * self.spec.hidden
-        return _Cost(2 * wave_rows * WAVE_ROW_BYTES + 3 * self._rows_bytes(rows), 2 * wave_rows)
-
-    def _predict_next(self, tiles: int) -> Work:
-        cost = self._product(tiles * self.tile_rows, self.spec.hidden, self.spec.num_experts)
-        return Work("foresee", cost.num_bytes, cost.flops, PREDICT_KERNELS, PREDICT_KERNELS)
-
-    def _draft_step(self, rows: int) -> Work:
-        spec = self.spec
-        cost, kernels = self._head_cost(rows=1), HEAD_KERNELS
-        for layer in range(spec.num_layers):
-            layer_cost, layer_kernels = self._layer(layer, rows, tiles=1)
-            cost, kernels = cost + layer_cost, kernels + layer_kernels
-        if self.draft_shared_bits is not None:
-            read = spec.non_expert_params - spec.vocab * spec.hidden  # of the embedding, rows only
-            cost = cost + _Cost(-math.floor(read * (self.weight_bytes - self.draft_shared_bits / 8)))
-        num_experts = min(rows * spec.top_k, spec.num_experts)
-        weights = math.ceil(num_experts * spec.expert_params * self.int4_bits / 8)
-        experts = _Cost(weights + self._rows_bytes(rows), 2 * rows * spec.top_k * spec.expert_params)
-        for _ in range(spec.num_moe_layers):
-            cost = cost + experts + self._combine_cost(rows)
-            kernels += EXPERT_KERNELS + COMBINE_KERNELS  # the lookahead's k counters ride in combine
-        return Work("draft_step", cost.num_bytes, cost.flops, kernels, 1 if self.graphed_draft else kernels)
-
-    def _attend_and_route(self, layer: int, tiles: int) -> Work:
-        cost, kernels = self._layer(layer, tiles * self.tile_rows, tiles)
-        return Work("mix", cost.num_bytes, cost.flops, kernels, kernels)
-
-    def _experts(self, num_experts: int, tiles: int) -> Work:
-        rows = tiles * self.tile_rows
-        moved = num_experts * self.payload_bytes + self._rows_bytes(rows)
-        expert_rows = min(num_experts * rows, rows * self.spec.top_k + num_experts * self.tile_rows)
-        flops = 2 * self.spec.expert_params * expert_rows
-        return Work("experts", moved, flops, EXPERT_KERNELS, EXPERT_KERNELS)
-
-    def _combine(self, tiles: int) -> Work:
-        cost = self._combine_cost(tiles * self.tile_rows)
-        return Work("combine", cost.num_bytes, cost.flops, COMBINE_KERNELS, COMBINE_KERNELS)
-
-    def _head(self, tiles: int) -> Work:
-        cost = self._head_cost(tiles * self.tile_rows)
-        return Work("head", cost.num_bytes, cost.flops, HEAD_KERNELS, HEAD_KERNELS)
+    def _combine(self, rows: int) -> _Cost:
+        values = rows * self.spec.top_k * self.spec.hidden
+        return _Cost(2 * values * WAVE_ROW_BYTES + 3 * self._rows_bytes(rows), 2 * values, COMBINE_KERNELS)

@@ -1,7 +1,6 @@
 """Base classes and registries of the policies. Policies are plain Python: counters in, decisions out, no tensors.
 
-A policy overrides the hooks that it needs; the others do nothing. `specter.experts.policies` imports every module of
-its package, and `extensions` of a configuration names further packages, so that a decorator is all a policy needs:
+A policy overrides the hooks that it needs; the others do nothing. A decorator registers it:
 
     @PLANNERS.register("three_phase")
     class ThreePhasePlanner(Planner): ...
@@ -46,8 +45,7 @@ class Plan:
     """Experts to load, in order.
 
     protect: experts that no load may displace until their layer has been verified, [MoE layers, E].
-    at_once: issue all copies now. Otherwise they wait in a queue that the next plan replaces, and the link takes them
-        one by one.
+    at_once: issue all copies now. Otherwise they queue for the link, and the next plan replaces what is left.
     """
 
     loads: list[ExpertId]
@@ -69,7 +67,7 @@ class Planner:
         return False
 
     def skips_boundary(self, is_next_step_done: Callable[[], bool]) -> bool:
-        """Whether to leave this boundary out and plan after the next step, if that has ended already."""
+        """Whether to plan after the next step instead, because that has ended already."""
         return False
 
     def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
@@ -131,10 +129,10 @@ class Eviction:
         """The expert lost its slot."""
 
     def victim(self, layer: int, may_evict: Callable[[ExpertId], bool], is_urgent: bool) -> ExpertId | None:
-        """Returns the expert to displace for one of `layer`; None if nothing is evictable or the policy defers.
+        """The expert to displace for one of `layer`; None if nothing is evictable or the policy defers.
 
         Args:
-            is_urgent: no copy is under way for this layer, so deferring would not make progress.
+            is_urgent: no copy of this layer is under way, so deferring would not make progress.
         """
         return None
 
@@ -150,11 +148,8 @@ class Eviction:
 
 
 class NextLayerPredictor:
-    """Plans loads for the layer after the one that runs, from its predicted routing. This base class is inactive.
-
-    Attributes:
-        is_active: False leaves the prediction out, and its cost.
-    """
+    """Plans loads for the layer after the one that runs, from its predicted routing. This base class is inactive:
+    nothing is predicted or charged."""
 
     is_active = False
 
