@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -72,39 +72,33 @@ class _Round:
     verdict: Verdict
 
 
+@dataclass(eq=False)
 class Engine:
     """One system: a model, a sampler and policies for moving experts, on one timeline.
 
     Args:
-        draft_len: K; 0 decodes plainly, one token a round.
         planner: plans loads during drafting. predictor: plans loads one layer ahead.
+        draft_len: K; 0 decodes plainly, one token a round.
         has_own_draft: the draft has a KV cache of its own, and is charged for filling it.
+
+    Attributes:
+        generation: the current or last one; its rounds survive an interruption.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        sampler: Sampler,
-        cache: ExpertCache,
-        timeline: Timeline,
-        costs: CostModel,
-        planner: Planner,
-        draft_len: int,
-        predictor: NextLayerPredictor,
-        has_own_draft: bool = False,
-    ) -> None:
-        self.model = model
-        self.sampler = sampler
-        self.cache = cache
-        self.timeline = timeline
-        self.costs = costs
-        self.planner = planner
-        self.draft_len = draft_len
-        self.predictor = predictor
-        self.has_own_draft = has_own_draft
+    model: Model
+    sampler: Sampler
+    cache: ExpertCache
+    timeline: Timeline
+    costs: CostModel
+    planner: Planner
+    draft_len: int
+    predictor: NextLayerPredictor
+    has_own_draft: bool = False
+    generation: Generation | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.lookahead = LookaheadBuffer(self._num_moe_layers, self.model.num_experts)
         self._draft_seen = 0  # positions in an own draft's KV
-        self.lookahead = LookaheadBuffer(model.num_layers - model.num_dense_layers, model.num_experts)
-        self.generation: Generation | None = None  # the current or last one: its rounds survive an interruption
         self._is_interrupted = False
         self._unrecorded: _Round | None = None
 
@@ -154,7 +148,7 @@ class Engine:
         first = self.verify([], self.target_pass(prompt, 0, num_outputs=1), len(prompt)).tokens[0]
         end = self._window()
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
-        self.cache.settle_need(end.num_needs)  # prefill's
+        self.cache.queue.settle(end.num_needs)  # prefill's
         generation.prefill_bytes = end.mark.copied_bytes - begin.mark.copied_bytes
         context = Context([*prompt, first])
         on_commit([first])
@@ -262,6 +256,10 @@ class Engine:
 
     # -- inside --------------------------------------------------------------------------------
 
+    @property
+    def _num_moe_layers(self) -> int:
+        return self.model.num_layers - self.model.num_dense_layers
+
     def _wait(self, event: Event) -> None:
         """Blocks the host until `event`, and issues planned copies meanwhile."""
         while (copy := self.cache.feed()) is not None and not self.timeline.is_done(event):
@@ -277,7 +275,7 @@ class Engine:
 
     def _window(self) -> _Window:
         counters = replace(self.cache.counters)
-        return _Window(self.timeline.now_ns(), self.timeline.mark(), counters, self.cache.num_met_needs())
+        return _Window(self.timeline.now_ns(), self.timeline.mark(), counters, self.cache.queue.num_met())
 
     def _record(self) -> None:
         """Records the finished round, if one is not recorded yet."""
@@ -286,9 +284,8 @@ class Engine:
         assert self.generation is not None
         begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
         lanes, cache = totals_at(end.mark).minus(totals_at(begin.mark)), end.counters.minus(begin.counters)
-        num_moe_layers = self.model.num_layers - self.model.num_dense_layers
         self._unrecorded = None  # before the append: an interruption here must not record the round twice
-        need_ns = self.cache.settle_need(end.num_needs)
+        need_ns = self.cache.queue.settle(end.num_needs)
         record = RoundRecord(
             index=len(self.generation.rounds),
             start_ms=begin.ns / 1e6,
@@ -305,7 +302,7 @@ class Engine:
             num_misses=cache.num_misses,
             num_prefetched=cache.num_prefetched,
             num_prefetched_used=cache.num_prefetched_used,
-            union_mean=cache.num_experts / num_moe_layers,
+            union_mean=cache.num_experts / self._num_moe_layers,
             stall_ms=lanes.stall_ns / 1e6,
             link_busy_ms=lanes.link_busy_ns / 1e6,
             need_ms=need_ns / 1e6,

@@ -1,17 +1,16 @@
-"""The expert cache: residency, eviction and transfer put together, for the verification and for prefetching.
+"""The expert cache: residency, eviction and transfer put together, for verification and for prefetching.
 
-Words: prefetch (before need), fetch (somebody waits); hit (resident when needed), late hit (still on its way), miss
-(absent). The need is the router's word; for a planner that joins before verification, it is the join.
+Words: prefetch (before need), fetch (after); hit (resident when needed), late hit (loading), miss (absent). A layer's
+experts are needed from its routing on, or from the planner's barrier on.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +32,10 @@ class CacheCounters:
     num_misses: int = 0
     num_prefetched: int = 0
     num_prefetched_used: int = 0
-    num_experts: int = 0  # distinct experts asked for, summed over layers and passes
+    num_experts: int = 0  # distinct experts routed to, summed over layers and passes
 
     def minus(self, earlier: CacheCounters) -> CacheCounters:
-        return CacheCounters(
-            *(getattr(self, f.name) - getattr(earlier, f.name) for f in dataclasses.fields(CacheCounters))
-        )
+        return CacheCounters(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(CacheCounters)))
 
 
 @functools.cache
@@ -65,7 +62,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """What every input starts from."""
+    """A starting state, for `ExpertCache.restore`."""
 
     contents: list[ExpertId]
     eviction: Eviction
@@ -80,18 +77,18 @@ class ExpertCache:
         self._eviction = eviction
         self._transfer = transfer
         self._timeline = transfer.timeline
-        self._queue = LoadQueue(transfer.timeline)
+        self.queue = LoadQueue(transfer.timeline)
         # By the last plan, until its layer's verification [MoE layers, E]. Lists: they are read one by one.
         self._protected: list[list[bool]] = []
 
     # -- before need ---------------------------------------------------------------------------
 
     def is_present(self, expert: ExpertId) -> bool:
-        """Resident, or on its way."""
+        """Whether the expert is resident or loading."""
         return self.residency.find(expert) is not None
 
     def present(self, num_layers: int, num_experts: int) -> NDArray[np.bool_]:
-        """Which experts are resident or on their way, [MoE layers, E]."""
+        """The experts that are resident or loading, [MoE layers, E]."""
         mask = np.zeros((num_layers, num_experts), np.bool_)
         for expert in self.residency.experts():
             mask[expert] = True
@@ -107,22 +104,22 @@ class ExpertCache:
         """
         self._protected = plan.protect.tolist()
         if not plan.at_once:
-            self._queue.replace(plan.loads, known)
+            self.queue.replace(plan.loads, known)
             return []
         copies = [event for expert in plan.loads if (event := self._prefetch(expert)) is not None]
         if copies:
-            self._queue.open(known)
-            self._queue.close()
+            self.queue.open(known)
+            self.queue.close()
         return copies
 
     def feed(self) -> Event | None:
-        """Issues planned copies while few enough are under way and slots can be taken, at most a full link of them: a
-        host that needs longer for a copy than the link does would never come back.
+        """Issues planned copies while few enough are under way and slots can be freed, at most a full link of them: a
+        host that needs longer for a copy than the link does would never return.
 
         Returns:
-            What to wait for before calling again; None if nothing is planned or no slot may be taken.
+            The event to wait for before the next call; None if nothing is planned or no slot can be freed.
         """
-        queue, copy = self._queue, None
+        queue, issued = self.queue, None
         if not queue.planned:
             queue.close()
             return None
@@ -132,59 +129,45 @@ class ExpertCache:
             queue.close()
             if not queue.planned or not queue.has_room():
                 break
-            if (copy := self._prefetch(queue.planned[0])) is None:
+            if (issued := self._prefetch(queue.planned[0])) is None:
                 return None
             queue.planned.popleft()
         queue.close()
-        return (queue.oldest() or copy) if queue.planned else None
+        return (queue.oldest() or issued) if queue.planned else None
 
     def note_barrier(self) -> None:
-        """Verification is about to wait for all copies under way: whoever uses one of them finds it late."""
+        """Verification waits for all copies under way: their experts count as late hits."""
         for slot in self.residency.slots:
             slot.is_late = slot.state is State.LOADING and not self._has_arrived(slot)
 
     # -- at need -------------------------------------------------------------------------------
 
     def waves(self, layer: int, counts: NDArray[np.int64], known: Event) -> Iterator[Wave]:
-        """Yields every expert that the router chose for `layer` once: hits together first, then each arrival as its
-        copy is due. Plans and protections for the layer end here.
+        """Yields every expert of the target's routing once: all hits together, then each arrival when its copy is due.
 
-        The caller computes a wave and calls `release` before asking for the next. Misses are issued as slots allow:
-        some at once, the others as waves are released; with two slots, one wave's release makes room for the
-        next one's copy.
+        Compute each wave and release it before the next one, since a miss may need its slots:
+
+            for wave in cache.waves(layer, counts, known):
+                _, done = timeline.compute(work, run_experts, after=wave.after)
+                cache.release(wave, done)
+
+        Misses are issued as slots allow, some at once and the others as waves are released; two slots are enough.
+        Plans and protections of the layer end here.
 
         Args:
             counts: rows of the pass that chose each expert [E].
-            known: the event that told.
+            known: the event of the routing.
         """
         experts = _experts_of(layer, len(counts))
         wanted = [experts[index] for index in counts.nonzero()[0].tolist()]
         if layer < len(self._protected):
             self._protected[layer] = [False] * len(counts)
-        self._queue.drop_layer(layer)
+        self.queue.drop_layer(layer)
         self._eviction.demand(layer, counts)
         self.counters.num_experts += len(wanted)
-        hits: list[Slot] = []
-        arriving: deque[Slot] = deque()
-        missing: deque[ExpertId] = deque()
-        num_late = 0
-        find, pin = self.residency.find, self.residency.pin
-        for expert in wanted:
-            slot = find(expert)
-            if slot is None:
-                missing.append(expert)
-                continue
-            pin(slot)
-            has_arrived = slot.state is State.RESIDENT or self._has_arrived(slot)
-            (hits if has_arrived else arriving).append(slot)
-            num_late += slot.is_late or not has_arrived
-            self.counters.num_prefetched_used += slot.is_prefetch
-            slot.is_prefetch = slot.is_late = False
-        self.counters.num_hits += len(hits) + len(arriving) - num_late
-        self.counters.num_late_hits += num_late
-        self.counters.num_misses += len(missing)
+        hits, arriving, missing = self._sort(wanted)
         if missing:
-            self._queue.open(known)
+            self.queue.open(known)
             self._fetch(missing, arriving, may_wait=True)
         if hits:
             yield Wave(hits, [])
@@ -196,13 +179,13 @@ class ExpertCache:
                     continue
             slots = [arriving.popleft()]
             while arriving and self._has_arrived(slots[-1]) and self._has_arrived(arriving[0]):
-                slots.append(arriving.popleft())  # the host is late: these need one launch
+                slots.append(arriving.popleft())  # the host is late: one launch for all that have arrived
             assert slots[0].ready is not None
             yield Wave(slots, [slots[0].ready])
-        self._queue.close(known)
+        self.queue.close(known)
 
     def release(self, wave: Wave, done: Event) -> None:
-        """The wave's compute, ending at `done`, was issued: its slots may be displaced behind it."""
+        """Lets the slots of a wave be displaced behind its compute, which was issued and ends at `done`."""
         residency, eviction = self.residency, self._eviction
         for slot in wave.slots:
             expert = slot.expert
@@ -218,25 +201,13 @@ class ExpertCache:
         """A round, or prefill, begins."""
         self._eviction.begin_round()
 
-    def num_met_needs(self) -> int:
-        """How many needs have ended so far; the host must have waited for what told of them."""
-        return self._queue.num_met()
-
-    def settle_need(self, num_met: int) -> int:
-        """Time, ns, during which an expert that was known to be needed had not arrived, since the last call.
-
-        Args:
-            num_met: how many needs had ended when that time is to end (`num_met_needs`).
-        """
-        return self._queue.settle(num_met)
-
     # -- starting state ------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Empties the cache, whatever state an interrupted round has left it in; both lanes must be idle."""
+        """Empties the cache in whatever state an interrupted round has left it; both lanes must be idle."""
         self.residency.clear()
         self._eviction.clear()
-        self._queue.clear()
+        self.queue.clear()
         self._unprotect()
 
     def place(self, experts: Sequence[ExpertId]) -> None:
@@ -254,15 +225,38 @@ class ExpertCache:
         return self._eviction.order()
 
     def snapshot(self) -> CacheState:
-        """Contents and what the eviction knows, for `restore`; no copy may be under way."""
+        """Contents and the state of the eviction policy, for `restore`; no copy may be under way."""
         return CacheState(self.contents(), copy.deepcopy(self._eviction))
 
     def restore(self, state: CacheState) -> None:
-        """The cache as it was at `snapshot`, outside the timeline; the state can be restored again."""
+        """Restores a `snapshot` outside the timeline, any number of times."""
         self.place(state.contents)
         self._eviction = copy.deepcopy(state.eviction)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _sort(self, wanted: Sequence[ExpertId]) -> tuple[list[Slot], deque[Slot], deque[ExpertId]]:
+        """Counts and splits needed experts: resident, loading (in order of need) and absent; pins those with slots."""
+        hits: list[Slot] = []
+        arriving: deque[Slot] = deque()
+        missing: deque[ExpertId] = deque()
+        num_late = 0
+        counters, find, pin = self.counters, self.residency.find, self.residency.pin
+        for expert in wanted:
+            slot = find(expert)
+            if slot is None:
+                missing.append(expert)
+                continue
+            pin(slot)
+            has_arrived = slot.state is State.RESIDENT or self._has_arrived(slot)
+            (hits if has_arrived else arriving).append(slot)
+            num_late += slot.is_late or not has_arrived
+            counters.num_prefetched_used += slot.is_prefetch
+            slot.is_prefetch = slot.is_late = False
+        counters.num_hits += len(hits) + len(arriving) - num_late
+        counters.num_late_hits += num_late
+        counters.num_misses += len(missing)
+        return hits, arriving, missing
 
     def _has_arrived(self, slot: Slot) -> bool:
         if slot.state is State.LOADING and slot.ready is not None and self._timeline.is_done(slot.ready):
@@ -300,7 +294,7 @@ class ExpertCache:
             arriving.append(slot)
 
     def _make_room(self) -> None:
-        """Every slot is promised to a later layer: the need of now goes before the plan for later."""
+        """All slots are protected or loading for later layers: drops the protections, or waits for one of the loads."""
         self._unprotect()
         self._eviction.reconsider()
         for slot in self.residency.slots:
@@ -323,6 +317,6 @@ class ExpertCache:
         assert slot.expert is not None
         slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
         slot.is_prefetch = is_prefetch
-        self._queue.issued(slot.ready)
+        self.queue.issued(slot.ready)
         self._eviction.loaded(slot.expert)
         return slot.ready

@@ -119,18 +119,18 @@ def test_an_interruption_while_a_round_is_written_down_writes_it_once_at_most_an
 ) -> None:
     whole = device_engine("retain", "deadline").generate(PROMPT, 40).rounds
     engine = device_engine("retain", "deadline")
-    settle_need = engine.cache.settle_need
+    settle = engine.cache.queue.settle
 
     def interrupt(num_met: int) -> int:
-        monkeypatch.setattr(engine.cache, "settle_need", settle_need)  # once
-        settle_need(num_met)
+        monkeypatch.setattr(engine.cache.queue, "settle", settle)  # once
+        settle(num_met)
         raise KeyboardInterrupt
 
     def on_commit(tokens: list[int]) -> None:
         assert engine.generation is not None
         if len(engine.generation.rounds) == 1:
             if where == "settled":
-                monkeypatch.setattr(engine.cache, "settle_need", interrupt)
+                monkeypatch.setattr(engine.cache.queue, "settle", interrupt)
             else:
                 engine.generation.rounds = InterruptedList(engine.generation.rounds)
 

@@ -52,7 +52,7 @@ class Bench:
         return self.cache.waves(layer, np.bincount(experts, minlength=8), known)
 
     def settle_need(self) -> int:
-        return self.cache.settle_need(self.cache.num_met_needs())
+        return self.cache.queue.settle(self.cache.queue.num_met())
 
     def prefetch(self, plan: Plan) -> list[Event]:
         _, known = self.timeline.compute(COMPUTE, lambda: None)
