@@ -145,7 +145,8 @@ class Engine:
     ) -> None:
         begin = self._window()
         self.cache.begin_round()
-        first = self.verify([], self.target_pass(prompt, 0, num_outputs=1), len(prompt)).tokens[0]
+        outputs = self.target_pass(prompt, 0, num_outputs=1)
+        first = self.sampler.verify([], outputs, len(prompt)).tokens[0]
         end = self._window()
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
         self.cache.queue.settle(end.num_needs)  # prefill's
@@ -172,7 +173,7 @@ class Engine:
             self.cache.note_barrier()
         tokens = [context.last_token, *(proposal.token for proposal in proposals)]
         outputs = self.target_pass(tokens, context.last_position, num_outputs=len(tokens), after=barrier)
-        verdict = self.verify(proposals, outputs, len(context.tokens))
+        verdict = self.sampler.verify(proposals, outputs, len(context.tokens))
         self._observe_copies(batches)
 
         context.tokens.extend(verdict.tokens)
@@ -249,10 +250,6 @@ class Engine:
         outputs, done = compute(costs.head(num_outputs), target.outputs)
         self._wait(done)
         return outputs
-
-    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> Verdict:
-        """The tokens that the target's outputs commit from `position` on."""
-        return self.sampler.verify(proposals, outputs, position)
 
     # -- inside --------------------------------------------------------------------------------
 

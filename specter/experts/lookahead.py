@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class LookaheadBuffer:
-    """int32 counters [MoE layers, E], added to after every draft step, read at a chunk boundary."""
+    """int32 counters [MoE layers, E]: filled after every draft step, read at a planner's boundary."""
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
         self.counts = np.zeros((num_layers, num_experts), np.int32)
@@ -17,5 +17,5 @@ class LookaheadBuffer:
         self.counts[:] = 0
 
     def add(self, routing: NDArray[np.int16]) -> None:
-        """Counts one draft token's routing [MoE layers, top_k]; a token names an expert at most once."""
+        """Counts one draft token's routing [MoE layers, top_k]; a token chooses an expert at most once."""
         self.counts[self._rows, routing] += 1

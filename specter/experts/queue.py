@@ -1,4 +1,4 @@
-"""What is yet to be copied, what is being copied, and for how long somebody knew of a need that was not met."""
+"""Planned loads, copies under way, and the time during which demand was known and unmet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import takewhile
 from specter.models.spec import ExpertId
 from specter.timeline.base import Event, Timeline
 
-# Copies on the link at a time while loads are only planned: one moves bytes, one stands behind it so that the link
-# never waits for the host, and one is slack for a host that is late. More commit slots and order too early (swept from
-# 1 to 16: decision 0007).
+# Copies on the link at a time while loads are only planned: one moves bytes, one is queued so that the link never waits
+# for the host, and one is slack for a late host. More commit slots and order too early (swept from 1 to 16: decision
+# 0007).
 LINK_DEPTH = 3
 
 
 class LoadQueue:
-    """Planned loads in order of issue, copies under way in theirs, and the need behind them.
+    """Planned loads in order of issue, copies under way in the same order, and the needs behind them.
 
-    A need is outstanding from the event that made it known (a draft step's or a router's) until its copy has ended:
-    while a planned load waits, or somebody waits for a fetch, or one of their copies is under way.
+    A need lasts from the event that made it known (of a draft step or a router) to the end of its copy: while a planned
+    load waits, or a layer waits for a fetch, or one of their copies is under way.
 
     Args:
         depth: copies under way at a time; fetches, which do not pass through here, may exceed it.
@@ -31,19 +31,18 @@ class LoadQueue:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything."""
         self.planned: deque[ExpertId] = deque()
         self._under_way: deque[Event] = deque()
         self._last_copy: Event | None = None
-        self._opened: Event | None = None  # since when a need is outstanding
-        self._needs: deque[tuple[Event, Event]] = deque()  # outstanding from the one to the other
-        self._num_settled = 0  # needs told by `settle`
-        self._settled: Event | None = None  # and until when
+        self._opened: Event | None = None  # begin of the current need
+        self._needs: deque[tuple[Event, Event]] = deque()  # begin and end
+        self._num_settled = 0  # needs that `settle` has counted
+        self._settled: Event | None = None  # end of the last one
 
     # -- loads ---------------------------------------------------------------------------------
 
     def replace(self, loads: Iterable[ExpertId], known: Event) -> None:
-        """A new plan, which the event `known` made possible, instead of what is left of the last one."""
+        """Replaces what is left of the last plan; the event `known` made the new one possible."""
         self.planned = deque(loads)
         if self.planned:
             self.open(known)
@@ -51,7 +50,7 @@ class LoadQueue:
             self.close()
 
     def drop_layer(self, layer: int) -> None:
-        """The router has spoken: what is planned for this layer is fetched now, or useless."""
+        """Drops the loads of a layer whose routing is known: they are fetched now, or not needed."""
         if self.planned:
             self.planned = deque(expert for expert in self.planned if expert.layer != layer)
 
@@ -74,28 +73,28 @@ class LoadQueue:
     # -- needs ---------------------------------------------------------------------------------
 
     def open(self, known: Event) -> None:
-        """Something is needed, and `known` told."""
+        """A need begins at `known`, unless one has begun already."""
         if self._opened is None:
             self._opened = known
 
     def close(self, known: Event | None = None) -> None:
-        """Nothing is waiting any more, because all copies are issued or, as `known` told, the rest is useless."""
+        """The need ends, unless loads are planned: with the last copy, or at `known` if that shows the rest useless."""
         if self._opened is None or self.planned:
             return
         end = self._last_copy
-        if known is not None and self.oldest() is None:  # all copies have ended: before the word, or after it
+        if known is not None and self.oldest() is None:  # all copies have ended, before `known` or after it
             end = known if end is None or self._timeline.elapsed_ns(known, end) <= 0 else end
         if end is not None:
             self._needs.append((self._opened, end))
         self._opened = None
 
     def num_met(self) -> int:
-        """How many needs have ended so far, of all, one after the other."""
+        """The number of needs, of all, that have ended. The host must have waited for the events that ended them."""
         is_done = self._timeline.is_done
         return self._num_settled + sum(1 for _ in takewhile(lambda need: is_done(need[1]), self._needs))
 
     def settle(self, num_met: int) -> int:
-        """Time, ns, during which a need was outstanding, of the needs since the last call up to `num_met` of all."""
+        """Time, ns, during which demand was known and unmet, in the needs since the last call up to `num_met` of all."""
         total, elapsed = 0, self._timeline.elapsed_ns
         while self._num_settled < num_met:
             begin, end = self._needs.popleft()

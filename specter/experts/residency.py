@@ -1,7 +1,7 @@
-"""Which expert lies in which slot, and whether it may be displaced. Pure bookkeeping: no tensors, no time.
+"""Which expert is in which slot, and whether it may be displaced. Pure bookkeeping: no tensors, no time.
 
-This is the only place that knows. States of an expert: ABSENT (no slot), LOADING (a slot, its copy
-not known to have ended), RESIDENT. A pinned slot is about to be read or being filled for someone who waits.
+States of an expert: ABSENT (no slot), LOADING (a slot, its copy not known to have ended), RESIDENT. A pinned slot is
+about to be read, or being filled by a fetch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Slot:
     ready: Event | None = None  # end of the copy that fills it
     last_use: Event | None = None  # end of the last compute that read it
     is_prefetch: bool = False  # filled before need and not used since
-    is_late: bool = False  # verification had to wait for its copy
+    is_late: bool = False  # a barrier waited for its copy
 
     def __deepcopy__(self, memo: object) -> Slot:
-        return replace(self)  # whose fields never change
+        return replace(self)  # its fields are immutable
 
 
 class Residency:
@@ -51,7 +51,7 @@ class Residency:
         self._slot_of: dict[ExpertId, Slot] = {}
 
     def clear(self) -> None:
-        """Frees every slot, whatever was going on."""
+        """Frees every slot, whatever its state."""
         for slot in self.slots:
             slot.expert, slot.state, slot.pins, slot.generation = None, State.ABSENT, 0, 0
             slot.ready, slot.last_use, slot.is_prefetch, slot.is_late = None, None, False, False
@@ -89,13 +89,8 @@ class Residency:
     def pin(self, slot: Slot) -> None:
         slot.pins += 1
 
-    def unpin(self, slot: Slot) -> None:
-        if slot.pins == 0:
-            raise ValueError(f"slot {slot.index} is not pinned")
-        slot.pins -= 1
-
     def end_use(self, slot: Slot) -> None:
-        """Whoever pinned it has read it, and so its load has ended. Raises ValueError if it is not pinned."""
+        """Unpins after use; the slot is resident from here on. Raises ValueError if it is not pinned."""
         if slot.pins == 0:
             raise ValueError(f"slot {slot.index} is not pinned")
         slot.pins -= 1

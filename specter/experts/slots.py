@@ -8,7 +8,7 @@ from torch import Tensor
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 
-# Every slot begins on a cache line: a matrix product may choose another path, with other bits, elsewhere.
+# Slots begin on a cache line: a matrix product may take another path, with other bits, at another alignment.
 SLOT_ALIGNMENT_BYTES = 64
 _POISON = 0xFF  # a float of any width with all bits set is NaN
 
@@ -19,13 +19,13 @@ def stride_bytes(codec: RawCodec) -> int:
 
 
 class SlotArena:
-    """`num_slots` slots, poisoned with NaN until written, so that a residency bug cannot go unseen.
+    """`num_slots` slots, filled with NaN until written, so that a residency bug shows.
 
     Attributes:
-        gate_up: [num_slots, 2F, D], down: [num_slots, D, F]; strided views over the arena, no copies.
-        gate_up_t, down_t: the same transposed and slot by slot, [D, 2F] and [F, D].
+        gate_up: [num_slots, 2F, D], down: [num_slots, D, F]; strided views over the arena.
+        gate_up_t, down_t: transposed views, slot by slot, [D, 2F] and [F, D].
     Raises:
-        SpecterError: the memory is refused.
+        SpecterError: the memory cannot be allocated.
     """
 
     def __init__(self, num_slots: int, codec: RawCodec, device: torch.device | str = "cpu") -> None:
@@ -39,15 +39,15 @@ class SlotArena:
                 f"{str(error).partition(chr(10))[0]}",
                 "choose a smaller budget: budget=low, or budget.experts_per_layer=...",
             ) from None
-        self._payloads = self._bytes[:, : codec.payload_bytes].unbind(0)  # slicing at every copy would cost more
+        self._payloads = self._bytes[:, : codec.payload_bytes].unbind(0)  # slicing at every copy costs more
         self.gate_up, self.down = codec.views(self._bytes)
         self.gate_up_t: tuple[Tensor, ...] = self.gate_up.transpose(1, 2).unbind(0)
         self.down_t: tuple[Tensor, ...] = self.down.transpose(1, 2).unbind(0)
 
     def write(self, slot: int, payload: Tensor) -> None:
-        """One copy of payload uint8 [payload_bytes] into `slot`."""
+        """Copies payload uint8 [payload_bytes] into `slot`."""
         self._payloads[slot].copy_(payload, non_blocking=True)
 
     def poison(self, slot: int) -> None:
-        """Makes the slot's content NaN again."""
+        """Fills the slot with NaN again."""
         self._bytes[slot].fill_(_POISON)

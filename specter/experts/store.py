@@ -1,7 +1,6 @@
 """The store: the host's read-only copy of every routed expert, one flat payload of bytes each.
 
-A payload is opaque to everyone but its codec, so that another codec can travel through the same store,
-slots and link.
+Only the codec reads a payload, so that another codec can use the same store, slots and link.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from specter.models.spec import ExpertId, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class RawCodec:
-    """The expert as it is: gate_up [2F, D] (gate rows first), then down [D, F], in `dtype`."""
+    """An expert without compression: gate_up [2F, D] (gate rows first), then down [D, F], in `dtype`."""
 
     dtype: torch.dtype
     expert_inter: int  # F
@@ -44,7 +43,7 @@ class RawCodec:
 
 
 class ExpertReader(Protocol):
-    """Where experts come from one by one: a `Checkpoint`."""
+    """A source of experts: a `Checkpoint`."""
 
     spec: ModelSpec
 
@@ -62,11 +61,7 @@ class ExpertStore:
 
     @classmethod
     def read(cls, codec: RawCodec, source: ExpertReader, layers: Iterable[int]) -> ExpertStore:
-        """Fills the store expert by expert: host memory peaks at the store and one expert.
-
-        Args:
-            layers: all MoE layers in order (a progress bar's, for one).
-        """
+        """Fills the store expert by expert: host memory peaks at the store and one expert. `layers`: all, in order."""
         store = cls(codec, ())
         for layer in layers:
             arena = torch.empty(source.spec.num_experts, codec.payload_bytes, dtype=torch.uint8)

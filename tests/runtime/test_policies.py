@@ -25,7 +25,7 @@ def anything(expert: ExpertId) -> bool:
 experts = st.builds(ExpertId, st.integers(0, 3), st.integers(0, 5))
 
 
-@given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["load", "evict", "pin", "unpin", "end"]), experts)))
+@given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["load", "evict", "pin", "end use", "end"]), experts)))
 @settings(max_examples=200, deadline=None)
 def test_residency_agrees_with_a_plain_dictionary(num_slots: int, steps: list[tuple[str, ExpertId]]):
     residency = Residency(num_slots)
@@ -50,9 +50,13 @@ def test_residency_agrees_with_a_plain_dictionary(num_slots: int, steps: list[tu
         elif slot is not None and action == "pin":
             residency.pin(slot)
             model[expert]["pins"] += 1
-        elif slot is not None and action == "unpin" and model[expert]["pins"]:
-            residency.unpin(slot)
+        elif slot is not None and action == "end use" and model[expert]["pins"]:
+            residency.end_use(slot)
             model[expert]["pins"] -= 1
+            assert residency.state(expert) is State.RESIDENT
+        elif slot is not None and action == "end use":
+            with pytest.raises(ValueError, match="not pinned"):
+                residency.end_use(slot)
         elif slot is not None and action == "end":
             residency.end_load(slot)
             assert residency.state(expert) is State.RESIDENT
