@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from hydra.core.config_store import ConfigStore
@@ -117,12 +117,9 @@ class ExecutionConfig:
     @property
     def label(self) -> str:
         """What differs from the default, for names of runs; empty for the default."""
-        switched = [name for name, on in zip(("unfused", "ungraphed", "serial"), self._switches, strict=True) if not on]
-        return "-".join(switched + ([] if self.stress_seed is None else [f"stress{self.stress_seed}"]))
-
-    @property
-    def _switches(self) -> tuple[bool, bool, bool]:
-        return self.fused, self.graphs, self.overlap
+        switches = {"unfused": self.fused, "ungraphed": self.graphs, "serial": self.overlap}
+        stress = [] if self.stress_seed is None else [f"stress{self.stress_seed}"]
+        return "-".join([name for name, is_on in switches.items() if not is_on] + stress)
 
 
 @dataclass
@@ -251,42 +248,36 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_values(values: Any) -> RunConfig:
-    """A checked config from plain values (a resolved YAML, or what Hydra composed), strictly typed.
+    """A checked config from plain values (a resolved YAML, or a composition of Hydra), strictly typed.
 
     Raises:
         SpecterError: an unknown key, a missing key or a value of the wrong type, by name.
     """
     try:
         schema = OmegaConf.structured(RunConfig)
-        # A frozen dataclass becomes a read-only node, which would refuse even its first values.
+        # A frozen dataclass becomes a read-only node, which refuses even its first values.
         OmegaConf.set_readonly(schema._get_node("hardware"), None)
         config = OmegaConf.to_object(OmegaConf.merge(schema, values))
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "configuration"
-        raise SpecterError(
-            f"{key}: {str(error).splitlines()[0]}", "see conf/ for the known keys and their types"
-        ) from None
+        what = f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}"
+        raise SpecterError(what, "see conf/ for the known keys and their types") from None
     assert isinstance(config, RunConfig)
     return validate(config)
 
 
-def _defaults(schema: Any) -> dict[str, Any]:
-    """The default values of a group, by key."""
+def _defaults(schema: type[Any]) -> dict[str, Any]:
+    """The default values of a schema, groups nested; a group without a default of its own gives its fields'."""
     found: dict[str, Any] = {}
-    for one in fields(schema):
-        if one.default is not MISSING:
-            found[one.name] = one.default
+    for name, hint in get_type_hints(schema).items():
+        one = schema.__dataclass_fields__[name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            found[name] = _defaults(hint)
+        elif one.default is not MISSING:
+            found[name] = one.default
         elif one.default_factory is not MISSING:
-            value = one.default_factory()
-            found[one.name] = to_dict(value) if is_dataclass(value) else value
+            found[name] = one.default_factory()
     return found
 
 
-def _all_defaults() -> dict[str, Any]:
-    """The defaults of a run and of its groups, nested, for Hydra: a command line may override any of them."""
-    groups = {"model": ModelConfig, "system": SystemConfig, "budget": BudgetConfig, "dataset": DatasetConfig,
-              "sampling": SamplingConfig, "hardware": Hardware}  # fmt: skip
-    return {**{name: _defaults(schema) for name, schema in groups.items()}, **_defaults(RunConfig)}
-
-
-ConfigStore.instance().store(name="defaults", node=_all_defaults())
+# A command line may override every key that has a default, whether or not a file in conf/ states it.
+ConfigStore.instance().store(name="defaults", node=_defaults(RunConfig))

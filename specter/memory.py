@@ -1,4 +1,4 @@
-"""Device memory by part, and how many slots a budget buys a system under a memory policy (docs/decisions/0008)."""
+"""Device memory by part, and the slots that a budget buys a system under a memory policy (docs/decisions/0008)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from specter.timeline.hardware import Hardware
 
 MIN_SLOTS = 2  # one slot computes while the other is being filled
 PARTS = ("shared", "kv", "draft", "draft_shared", "draft_kv", "buffer", "slot")  # device_<part>_bytes in metrics
-# What budgets are stated for: a system with Specter's INT4 draft, which shares weights and KV with the target.
+# The system that budgets are stated for: Specter's INT4 draft shares weights and KV with the target.
 _REFERENCE = SystemConfig(name="reference", speculative=True)
 _RESIDENT = SystemConfig(name="resident", eviction="resident")
 
 
 class DoesNotFit(SpecterError):
-    """A memory policy leaves a system fewer than two slots: a result, which a workflow records as such."""
+    """A memory policy leaves a system fewer than two slots; a workflow records this as a result."""
 
 
 def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
@@ -65,8 +65,8 @@ def num_slots(model: ModelConfig, budget: BudgetConfig, system: SystemConfig, co
     """Slots that the budget buys a system under `budget.policy`, at most one per expert.
 
     A budget is stated in experts that *Specter* keeps. `same_experts` gives every system as many; `same_bytes` gives it
-    what Specter's bytes leave beside its own fixed ones; `published` what its paper's tables have, where they
-    have this system and tier, and otherwise as many.
+    what Specter's device bytes leave beside its own fixed ones; `published` gives the residents of the paper's tables
+    for this system and tier, and where they have none, as many as Specter has.
 
     Raises:
         SpecterError: an unknown tier, or a budget below two slots.

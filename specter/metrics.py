@@ -1,4 +1,4 @@
-"""What one run amounts to: a flat mapping, the same keys for every system."""
+"""The metrics of one run: a flat mapping, the same keys for every system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Metrics = dict[str, Any]  # values: numbers, strings, booleans, None
 
 
 def accesses(generation: Generation, recording: Recording) -> list[RoundAccess]:
-    """What each round's verification needed, from the recording of the same generation."""
+    """The experts of each round's verification, from the recording of the same generation."""
     return [
         RoundAccess(record.draft_len, record.new_len, [_distinct(routing) for routing in one.target_routing])
         for record, one in zip(generation.rounds, recording.passes[1:], strict=True)
@@ -26,7 +26,7 @@ def accesses(generation: Generation, recording: Recording) -> list[RoundAccess]:
 
 
 def _distinct(routing: Routing) -> list[int]:
-    """A layer's experts in order, as np.unique gives them in three times the time; `routing`: [rows, top_k]."""
+    """A layer's experts in order, in a third of the time of np.unique; `routing`: [rows, top_k]."""
     experts: list[int] = np.bincount(routing.ravel()).nonzero()[0].tolist()
     return experts
 
@@ -52,16 +52,15 @@ def summarize(
 ) -> Metrics:
     """Metrics of a generation. Rates and shares are over the decoding rounds, prefill left out.
 
-    tpot_ms: (last commit - first commit) / (N - 1), prefill's token being the first commit (paper, protocol).
-    tpot_after_first_round_ms: the same from the end of the first round, whose batch of tokens costs nothing in
-    a definition that starts at its commit; None where one round was all.
-    link_busy_in_need_frac: link busy / time in which an expert known to be needed had not arrived; every copy serves
-    such a need, so the link is never busy outside of it.
-    acceptance: accepted drafts / drafts examined (the accepted ones and the first rejected one of a round).
+    tpot_ms: (last commit - first commit) / (N - 1), where prefill commits first (paper, protocol).
+    tpot_after_first_round_ms: the same from the end of the first round on; None if there is one round.
+    link_busy_in_need_frac: link busy / time during which demand was known and unmet; every copy serves such a need, so
+    the link is never busy outside of it.
+    acceptance: accepted drafts / examined drafts (the accepted ones and the first rejected one of a round).
 
     Args:
-        rounds: None if the routing stayed on the device; then there are times alone.
-        residents: experts in slots, or on their way, at the first commit.
+        rounds: None if the routing stayed on the device; the metrics are then times alone.
+        residents: experts that are resident or loading at the first commit.
     """
     records, num_slots, costs, hardware = generation.rounds, run.num_slots, run.costs, run.config.hardware
     metrics: Metrics = {
@@ -80,19 +79,13 @@ def summarize(
     if not records:
         return metrics
 
+    def total(name: str) -> Any:
+        return sum(getattr(record, name) for record in records)
+
     end_ms = records[-1].end_ms
     window_ms = end_ms - generation.prefill_end_ms
     num_decoded = len(generation.tokens) - 1
     num_after = num_decoded - records[0].new_len
-    drafted = sum(record.draft_len for record in records)
-    accepted = sum(record.accepted_len for record in records)
-    examined = accepted + sum(record.accepted_len < record.draft_len for record in records)
-    hits, late, misses = (
-        sum(getattr(record, name) for record in records) for name in ("num_hits", "num_late_hits", "num_misses")
-    )
-    prefetched = sum(record.num_prefetched for record in records)
-    link_busy_ms, need_ms = (sum(getattr(record, name) for record in records) for name in ("link_busy_ms", "need_ms"))
-    num_bytes = _link_bytes(records)
     tpot_ms = window_ms / num_decoded
     metrics |= {
         "tpot_ms": tpot_ms,
@@ -102,9 +95,13 @@ def summarize(
     }
     if rounds is None:
         return metrics
+    drafted, accepted, prefetched = total("draft_len"), total("accepted_len"), total("num_prefetched")
+    examined = accepted + sum(record.accepted_len < record.draft_len for record in records)
+    hits, late, misses = total("num_hits"), total("num_late_hits"), total("num_misses")
+    num_bytes, link_busy_ms, need_ms = _link_bytes(records), total("link_busy_ms"), total("need_ms")
     ideal = floor_ideal(rounds, num_slots, costs, hardware)
     trace = floor_trace(rounds, num_slots, costs, hardware, residents)
-    metrics |= {
+    return metrics | {
         "draft_ms": sum(record.draft_end_ms - record.start_ms for record in records),
         "num_drafted": drafted,
         "num_accepted": accepted,
@@ -116,19 +113,18 @@ def summarize(
         "num_misses": misses,
         "hit_rate": hits / (hits + late + misses),
         "num_prefetched": prefetched,
-        "frac_prefetched_used": sum(r.num_prefetched_used for r in records) / prefetched if prefetched else None,
+        "frac_prefetched_used": total("num_prefetched_used") / prefetched if prefetched else None,
         "link_bytes": num_bytes,
         "bytes_per_token": num_bytes / num_decoded,
         "link_busy_frac": link_busy_ms / window_ms,
         "need_ms": need_ms,
         "link_busy_in_need_frac": link_busy_ms / need_ms if need_ms else None,
         "link_bytes_per_s": link_bytes_per_s(records),
-        "compute_busy_frac": sum(record.compute_busy_ms for record in records) / window_ms,
-        "stall_ms": sum(record.stall_ms for record in records),
+        "compute_busy_frac": total("compute_busy_ms") / window_ms,
+        "stall_ms": total("stall_ms"),
         "floor_ideal_ms": ideal.tpot_ms,
         "floor_trace_ms": trace.tpot_ms,
         "over_floor_ideal": tpot_ms / ideal.tpot_ms,
         "over_floor_trace": tpot_ms / trace.tpot_ms,
         "min_loads": trace.num_loads,
     }
-    return metrics

@@ -1,8 +1,7 @@
 """Record once, replay everywhere.
 
-Losslessness means that budget, planner, system and machine change no token. So per (model, draft, prompt, K,
-sampling) one live run records tokens and routing, and every other run is the same engine over a `ReplayModel`,
-which answers with what was recorded.
+Losslessness means that budget, planner, system and machine change no token. So one live run per (model, draft, prompt,
+K, sampling) records tokens and routing, and all other runs are the same engine over a `ReplayModel` that returns them.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class RecordedPass:
     """One target pass and the draft steps before it."""
 
     position: int
-    tokens: list[int]  # the pass' inputs: last committed token, then the drafts (prefill: the prompt)
+    tokens: list[int]  # inputs: last committed token, then the drafts (prefill: the prompt)
     draft_routing: NDArray[np.int16]  # [draft_len, MoE layers, top_k]
     target_routing: NDArray[np.int16]  # [MoE layers, rows, top_k]
-    new_tokens: list[int]  # what the pass committed
+    new_tokens: list[int]  # committed by the pass
     predicted: NDArray[np.int16] | None = None  # [MoE layers - 1, rows, top_k], of passes without drafts
 
 
@@ -44,7 +43,7 @@ class Recording:
     """One live run: prefill first, then one pass per round."""
 
     passes: list[RecordedPass]
-    meta: dict[str, str]  # what it was made of: model and draft digests, sampling, K, data set, input, threads
+    meta: dict[str, str]  # its origin: model and draft digests, sampling, K, data set, input, threads
 
     @property
     def prompt(self) -> list[int]:
@@ -76,7 +75,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """Reads what `save` wrote. Raises SpecterError naming the file if it is not one."""
+        """Reads a file of `save`. Raises SpecterError naming the file if it is not one."""
         try:
             with safe_open(path, framework="np") as file:
                 meta = dict(file.metadata() or {})
@@ -143,7 +142,7 @@ class RecordingModel:
         self._model.crop(length)
 
     def finish(self, generation: Generation, meta: dict[str, str]) -> Recording:
-        """The recording of the generation that this model has just served."""
+        """The recording of this model's last generation."""
         ends = np.cumsum([1, *(record.new_len for record in generation.rounds)]).tolist()
         for one, start, end in zip(self._passes, [0, *ends], ends, strict=False):
             one.new_tokens = generation.tokens[start:end]
@@ -185,13 +184,8 @@ class _RecordingPass:
 
 
 class ReplayModel:
-    """A `Model` that answers from recordings; its outputs are tokens, to be read by `TokenSampler`.
-
-    The prompt of a prefill (a pass at position 0) chooses the recording.
-
-    Raises:
-        SpecterError: the engine asks for something that was not recorded.
-    """
+    """A `Model` over recordings; its outputs are tokens, for `TokenSampler`. The prompt of a prefill (a pass at
+    position 0) selects the recording. Calls that were not recorded raise SpecterError."""
 
     def __init__(self, recordings: Sequence[Recording], num_dense_layers: int, num_experts: int) -> None:
         if not all(recording.has_routing for recording in recordings):
@@ -204,7 +198,7 @@ class ReplayModel:
 
     def reset(self) -> None:
         self._passes: list[RecordedPass] = []
-        self._next = 0  # the pass that comes next
+        self._next = 0  # index of the next pass
         self._num_drafted = 0
 
     def begin_draft(self, token: int, position: int, choose: Choose) -> None:

@@ -1,4 +1,4 @@
-"""Records: what a round, and a whole generation, leave behind. One schema for every system."""
+"""Records of a round and of a generation: one schema for every system."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RoundRecord:
     draft_len: int
     accepted_len: int
     new_len: int
-    prefetch_bytes: int  # copied before anyone waited
-    fetch_bytes: int  # copied because somebody waited
+    prefetch_bytes: int  # of prefetches
+    fetch_bytes: int  # of fetches
     writeback_bytes: int  # displaced experts moved back to the host
     num_hits: int
     num_late_hits: int
@@ -29,7 +29,7 @@ class RoundRecord:
     union_mean: float  # distinct experts per MoE layer of the verification pass
     stall_ms: float
     link_busy_ms: float
-    need_ms: float  # an expert known to be needed had not arrived
+    need_ms: float  # time during which demand was known and unmet
     compute_busy_ms: float
 
 

@@ -1,7 +1,4 @@
-"""What a run leaves on disk: config.yaml, env.json, rounds.jsonl, metrics.json, and under which name.
-
-Nothing here imports torch, which replays do without.
-"""
+"""The files of a run: config.yaml, env.json, rounds.jsonl, metrics.json. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from specter.timeline.trace import write_chrome_trace
 
 
 def run_id(config: RunConfig) -> str:
-    """Directory name of a run: what distinguishes it among the runs of one model."""
+    """The directory name of a run, unique among the runs of an experiment on one model."""
     depth = f"-k{config.depth}" if config.depth else ""
     source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
     budget = config.budget.tier
@@ -41,14 +38,14 @@ def run_id(config: RunConfig) -> str:
 
 
 def adhoc_directory(config: RunConfig) -> Path:
-    """Where a single run is written: its name, and a digest of everything else that decides its result."""
+    """The directory of a single run: its name, and a digest of everything that decides its result."""
     values = {key: value for key, value in without_labels(to_dict(config)).items() if key not in ("results", "trace")}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
     return Path(config.results) / f"{run_id(config)}-{digest}"
 
 
 def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict[str, str]) -> None:
-    """Writes config.yaml, env.json, rounds.jsonl, metrics.json (and trace.json); metrics.json last, whole."""
+    """Writes config.yaml, env.json, rounds.jsonl, metrics.json (and trace.json); metrics.json last."""
     (directory / "trace.json").unlink(missing_ok=True)
     if result.trace is not None:
         write_chrome_trace(directory / "trace.json", result.trace, {"run": run_id(config)})
@@ -64,7 +61,7 @@ def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str], num_
     """Writes the files of a run whose system does not fit: no rounds, but its device bytes.
 
     Args:
-        num_slots: that its memory policy gives it; none is too few, and others may be too many for the device.
+        num_slots: of its memory policy; 0 is too few, and others may be too many for the device.
     """
     costs = build_costs(config)
     per_layer = num_slots / costs.spec.num_moe_layers

@@ -1,4 +1,4 @@
-"""One input through one system: warm up, generate, measure. Live runs and replays take the same path."""
+"""One input through one system: warm up, generate, measure; live and by replay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OnCommit = Callable[[list[int]], None]
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """All that a run leaves: its rounds, its numbers, and the recording that lets it be replayed."""
+    """Rounds and metrics of a run, and its recording for replays."""
 
     generation: Generation
     metrics: Metrics

@@ -94,7 +94,7 @@ class LoadQueue:
         return self._num_settled + sum(1 for _ in takewhile(lambda need: is_done(need[1]), self._needs))
 
     def settle(self, num_met: int) -> int:
-        """Time, ns, during which demand was known and unmet, in the needs since the last call up to `num_met` of all."""
+        """Time, ns, of known and unmet demand, in the needs since the last call and up to `num_met` of all."""
         total, elapsed = 0, self._timeline.elapsed_ns
         while self._num_settled < num_met:
             begin, end = self._needs.popleft()

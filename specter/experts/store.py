@@ -5,7 +5,6 @@ Only the codec reads a payload, so that another codec can use the same store, sl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,10 +67,6 @@ class ExpertStore:
             source.read_experts(layer, *codec.views(arena))
             store._arenas.append(arena)
         return store
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(math.prod(arena.shape) for arena in self._arenas)
 
     def payload(self, expert: ExpertId) -> Tensor:
         """The payload of one expert, uint8 [payload_bytes]; a view, not to be written."""
