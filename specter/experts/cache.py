@@ -6,7 +6,6 @@ experts are needed from its routing on, or from the planner's barrier on.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -58,14 +57,6 @@ class Wave:
     @property
     def indices(self) -> list[int]:
         return [slot.index for slot in self.slots]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheState:
-    """A starting state, for `ExpertCache.restore`."""
-
-    contents: list[ExpertId]
-    eviction: Eviction
 
 
 class ExpertCache:
@@ -219,19 +210,6 @@ class ExpertCache:
             self.residency.end_load(slot)
             self._eviction.loaded(expert)
             self._eviction.used(expert)
-
-    def contents(self) -> list[ExpertId]:
-        """Residents, least recently used first; `place` restores them."""
-        return self._eviction.order()
-
-    def snapshot(self) -> CacheState:
-        """Contents and the state of the eviction policy, for `restore`; no copy may be under way."""
-        return CacheState(self.contents(), copy.deepcopy(self._eviction))
-
-    def restore(self, state: CacheState) -> None:
-        """Restores a `snapshot` outside the timeline, any number of times."""
-        self.place(state.contents)
-        self._eviction = copy.deepcopy(state.eviction)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def _cached(build: Callable[Concatenate[CostModel, P], Work]) -> Callable[Concat
     """Keeps the `Work` of each combination of arguments: the virtual clock looks up its charge by identity."""
 
     @functools.wraps(build)
-    def look_up(self: CostModel, *arguments: P.args, **named: P.kwargs) -> Work:
+    def look_up(self: CostModel, /, *arguments: P.args, **named: P.kwargs) -> Work:
         key = (build, arguments, *named.items())
         work = self._works.get(key)
         if work is None:

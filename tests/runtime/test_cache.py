@@ -124,17 +124,14 @@ def test_protection_of_a_layer_ends_with_its_verification():
     assert bench.residency.state(ExpertId(0, 0)) is State.ABSENT
 
 
-def test_contents_are_restored_with_their_recency():
+def test_placed_experts_cost_no_copy_and_are_displaced_in_their_order():
     bench = Bench(6)
-    bench.verify(0, [1, 2, 3])
-    bench.verify(1, [4])
-    bench.verify(0, [1])
-    contents = bench.cache.contents()
-    assert contents == [ExpertId(0, 2), ExpertId(0, 3), ExpertId(1, 4), ExpertId(0, 1)]
-    other = Bench(6)
-    other.cache.place(contents)
-    assert other.cache.contents() == contents
-    assert other.timeline.totals().num_copies == 0
+    bench.cache.place([ExpertId(0, 2), ExpertId(1, 4), ExpertId(0, 3), ExpertId(0, 1), ExpertId(1, 0), ExpertId(1, 5)])
+    assert bench.timeline.totals().num_copies == 0
+    bench.verify(0, [7])
+    bench.verify(0, [6])
+    states = [bench.residency.state(ExpertId(0, expert)) for expert in (2, 3, 1)]
+    assert states == [State.ABSENT, State.ABSENT, State.RESIDENT]
 
 
 def test_a_join_makes_what_it_waits_for_late():

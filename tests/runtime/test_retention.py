@@ -118,7 +118,7 @@ def test_victim_is_the_lowest_score_that_may_go(data: st.DataObject) -> None:
                 if victim is not None:
                     eviction.forget(victim)
                     residents.remove(victim)
-    assert set(eviction.order()) == residents
+    assert set(eviction._residents) == residents
 
 
 def filled(num_staging: int, num_residents: int = 6) -> RetainEviction:

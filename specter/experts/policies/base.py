@@ -142,10 +142,6 @@ class Eviction:
     def clear(self) -> None:
         """Every expert lost its slot."""
 
-    def order(self) -> list[ExpertId]:
-        """All residents, least recently used first."""
-        return []
-
 
 class NextLayerPredictor:
     """Plans loads for the layer after the one that runs, from its predicted routing. This base class is inactive:

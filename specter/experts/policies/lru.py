@@ -53,10 +53,6 @@ class LruEviction(Eviction):
     def _oldest(self, layer: int, may_evict: Callable[[ExpertId], bool]) -> ExpertId | None:
         return next(filter(may_evict, self._layers[layer]), None)
 
-    def order(self) -> list[ExpertId]:
-        ages = {expert: age for residents in self._layers for expert, age in residents.items()}
-        return sorted(ages, key=ages.__getitem__)
-
 
 # Every expert has a slot from the start (`specter.build`), so nothing is ever displaced.
 EVICTIONS.register("resident")(LruEviction)

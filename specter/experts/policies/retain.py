@@ -89,8 +89,5 @@ class RetainEviction(Eviction):
         self._heap = [(float(self._scores[expert]), expert) for expert in self._residents]
         heapify(self._heap)
 
-    def order(self) -> list[ExpertId]:
-        return list(self._residents)
-
     def _push(self, expert: ExpertId) -> None:
         heappush(self._heap, (float(self._scores[expert]), expert))
