@@ -15,6 +15,7 @@ from harness.jobs import write_table
 from specter.arguments import run_command
 from specter.config import ExecutionConfig
 from specter.errors import SpecterError
+from specter.provenance import MACHINE
 
 Row = dict[str, Any]
 # Columns that a round has of its run.
@@ -22,13 +23,15 @@ RUN_KEYS = (
     "model", "checkpoint_kind", "charged_as", "system", "execution", "budget", "policy", "dataset", "sampling",
     "hardware", "clock", "k", "input", "prompt_tokens",
 )  # fmt: skip
+# Columns of runs that were measured on a device.
+PROVENANCE = (*MACHINE, "commit", "source_sha256", "checkpoint", "checkpoint_digest", "draft_origin")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Gathers the runs of an experiment, or the tables of a probe, into one table."""
+    """Gathers the runs of an experiment, or tables of a probe or of several experiments, into one table."""
 
-    sources: tuple[Path, ...]  # directories of runs, or the tables of a probe
+    sources: tuple[Path, ...]  # directories of runs, or tables
     out: Path
     rounds: Path | None = None  # the table of rounds, for runs
 
@@ -38,6 +41,7 @@ def settings(directory: Path) -> Row:
     config = yaml.safe_load((directory / "config.yaml").read_text())  # typed, it would take four times as long
     system, budget, model = config["system"], config["budget"], config["model"]
     per_layer = budget["experts_per_layer"]
+    env = json.loads((directory / "env.json").read_text()) if config["clock"] == "device" else {}
     return {
         "model": model["name"],
         "checkpoint_kind": model["checkpoint_kind"],
@@ -57,6 +61,7 @@ def settings(directory: Path) -> Row:
         "max_new_tokens": config["max_new_tokens"],
         "execution": ExecutionConfig(**config["execution"]).label or "default",
         **config["execution"],
+        **{key: env[key] for key in PROVENANCE if key in env},
     }
 
 
@@ -91,6 +96,8 @@ def _rounds(directory: Path) -> Iterator[Row]:
 def main(options: Options) -> None:
     if options.rounds is None:
         frame = pd.concat([pd.read_parquet(path) for path in options.sources])
+        if "execution" in frame:  # experiments share runs
+            frame = frame.drop_duplicates()
     else:
         frame, rounds = gather(options.sources)
         write_table(options.rounds, rounds)

@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 from harness import scales
-from harness.jobs import charge, preflight
+from harness.jobs import charge, preflight, write_table
 from harness.jobs.measure import Runs, check_lossless, entries, measure, publish, slots_of
+from harness.jobs.tidy import Options as TidyOptions
 from harness.jobs.tidy import gather
+from harness.jobs.tidy import main as gather_tables
 from harness.plan import TextKey, compose, experiment_runs
 from harness.recordings import RECORDING
 from specter.config import BudgetConfig, ExecutionConfig, ModelConfig, RunConfig
@@ -131,6 +133,12 @@ def test_executions_are_runs_of_their_own_with_one_reference(
     assert frame["execution"].tolist() == ["default", "serial", "unfused"]
     assert frame[["fused", "graphs", "overlap"]].to_numpy().tolist() == [[1, 1, 1], [1, 1, 0], [0, 1, 1]]
     assert set(rounds["execution"]) == set(frame["execution"])
+    assert set(frame["gpu"]) == {"none"} and set(frame["driver_version"]) == {"1"} and "commit" in frame
+    whole, part = tmp_path / "whole.parquet", tmp_path / "part.parquet"
+    write_table(whole, frame)
+    write_table(part, frame[:2])
+    gather_tables(TidyOptions(sources=(whole, part), out=tmp_path / "both.parquet"))
+    assert len(pd.read_parquet(tmp_path / "both.parquet")) == 3
 
 
 def test_a_resident_run_is_no_recording(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:

@@ -68,10 +68,13 @@ class CudaModel:
             pin="prefer",
             with_draft=config.system.speculative,
         )
+        is_inflated = model.source is not model.checkpoint
+        origin = f", inflated from {model.checkpoint.spec.name} (tiled, BF16)" if is_inflated else ""
         notes = {
+            "checkpoint": f"{run.spec.name}{origin}",
             "checkpoint_digest": model.checkpoint.digest(),
             "draft_origin": model.draft_origin,
-            "inflated": str(model.source is not model.checkpoint),
+            "inflated": str(is_inflated),
             "store_is_page_locked": str(model.load.is_pinned),
             "store_gb_per_s": f"{model.load.gb_per_s:.2f}",
         }
