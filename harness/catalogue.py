@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.scales import load_scale
+from harness.scales import Scale, load_scale
 from harness.studies.registry import DEVICE, FIGURES, TABLES, FigureStudy, TableStudy
 from specter.registry import Registry, import_modules
 
@@ -24,17 +24,22 @@ def figures(scale: str) -> list[str]:
     """The figures that a scale can fill, as files are named: of a model but the scale's first, `figure-model`."""
     size = load_scale(scale)
     names = []
-    for name in FIGURES.names():
-        if not _on_device(name) and (models := size.models_of(*FIGURES[name].sources)):
-            shown = models if FIGURES[name].one_model else size.models[:1]
-            names += [name if model == size.models[0] else f"{name}-{model}" for model in shown]
+    for name in _filled(size, FIGURES):
+        shown = size.models_of(*FIGURES[name].sources) if FIGURES[name].one_model else size.models[:1]
+        names += [name if model == size.models[0] else f"{name}-{model}" for model in shown]
     return names
 
 
 def tables(scale: str) -> list[str]:
     """The tables that a scale can fill."""
-    size = load_scale(scale)
-    return [name for name in TABLES.names() if not _on_device(name) and size.models_of(*TABLES[name].sources)]
+    return _filled(load_scale(scale), TABLES)
+
+
+def _filled(size: Scale, studies: Registry[Any]) -> list[str]:
+    """The names of studies that a scale has sources for, in the order of its experiments; probes are last."""
+    names = [name for name in studies.names() if not _on_device(name) and size.models_of(*studies[name].sources)]
+    order = {name: index for index, name in enumerate(size.experiments)}
+    return sorted(names, key=lambda name: order.get(studies[name].sources[0], len(order)))
 
 
 def figure_model(scale: str, file_name: str) -> str:

@@ -88,11 +88,6 @@ def run_notes(frame: pd.DataFrame, after: str = "", *, with_k: bool = False) -> 
     return [f"{provenance(frame)}{depth}. {after}", *caveats(frame)]
 
 
-def below(frame: pd.DataFrame) -> list[str]:
-    """The last notes of a table of runs: provenance and caveats, a line each."""
-    return [f"{provenance(frame)}.", *caveats(frame)]
-
-
 def caveats(frame: pd.DataFrame) -> list[str]:
     """What limits the numbers: models that fit without offloading, unequal memory, systems too large, looping text."""
     notes = []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from harness.plotting import notes
 from harness.plotting.frames import Frames, of_model
 from harness.plotting.titles import in_order, title
 from specter.errors import SpecterError
@@ -25,6 +26,11 @@ class Table:
     keys: int
     notes: list[str]
     stated: dict[str, str]  # the protocol, as columns of the CSV
+
+
+def run_table(heading: str, rows: pd.DataFrame, keys: int, what: str, frame: pd.DataFrame) -> Table:
+    """A table of the runs in `frame`: below it `what` the columns are, provenance and caveats."""
+    return Table(heading, rows, keys, [what, f"{notes.provenance(frame)}.", *notes.caveats(frame)], notes.stated(frame))
 
 
 def by_model(build: Callable[[Frames], Table]) -> Callable[[Frames], Table]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, log2_axis
 from harness.plotting.frames import Frames, depths, macro_by, spread_budgets, systems
-from harness.plotting.tables import Table
+from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import colour, in_order, short_title, title
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 QUANTITIES = {"tpot_ms": "TPOT (ms per token)", "hit_rate": "hit rate (%)"}
 FLOORS_SHOWN = ("specter", "lru")
@@ -53,7 +48,7 @@ def budget_sweep_data(frames: Frames) -> pd.DataFrame:
     footer=lambda frames: notes.run_notes(frames["budget_sweep"], "Mean over data sets.", with_k=True),
     about="TPOT and hit rate from two slots to all experts",
 )  # fmt: skip
-def draw_budget_sweep(data: pd.DataFrame) -> Figure:
+def draw_budget_sweep(data: pd.DataFrame) -> Grid:
     grid = Grid(data, columns="quantity", height=2.3)
     ticks = sorted(data["experts_per_layer"].dropna().unique())
     for panel, part in grid:
@@ -71,7 +66,7 @@ def draw_budget_sweep(data: pd.DataFrame) -> Figure:
         log2_axis(panel, ticks, ["2 slots" if tick < 1 else "" if tick == 48 else f"{tick:g}" for tick in ticks])
         panel.set_xlabel("budget (BF16 experts per MoE layer)")
     grid.legend(3)
-    return grid.figure
+    return grid
 
 
 def sweep_table(frame: pd.DataFrame, group: str, key: str, heading: str) -> Table:
@@ -90,11 +85,10 @@ def sweep_table(frame: pd.DataFrame, group: str, key: str, heading: str) -> Tabl
         order = in_order(group, rows[key])
         rows = rows.sort_values(key, key=lambda column: column.map(order.index), kind="stable")
         rows[key] = [title(group, value) for value in rows[key]]
-    words = [f"Mean TPOT over data sets; K = {depths(frame)}.", *notes.below(frame)]
-    return Table(heading, rows, 2, words, notes.stated(frame))
+    return run_table(heading, rows, 2, f"Mean TPOT over data sets; K = {depths(frame)}.", frame)
 
 
-@table("budget_sweep", "budget_sweep", model_by_model=True, minutes=2, about="the sweep of budgets in numbers")
+@table("budget_sweep", "budget_sweep", model_by_model=True)
 def budget_sweep_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["budget_sweep"])
     frame["experts per layer"] = frame["budget"].map(_experts_per_layer(frame))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -15,9 +13,6 @@ from harness.plotting.titles import in_order, title
 from harness.studies import published
 from harness.studies.registry import figure, table
 from harness.studies.rivals import MISFIT
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PARTS = {
     "tokens": ("more tokens per round", "#0072B2"),
@@ -73,7 +68,7 @@ def decomposition_footer(frames: Frames) -> list[str]:
     "decomposition", "rivals", "decomposition", one_model=True, minutes=4, data=decomposition_data,
     footer=decomposition_footer, about="where the speed-up over each rival comes from, one thing switched at a time",
 )  # fmt: skip
-def draw_decomposition(data: pd.DataFrame) -> Figure:
+def draw_decomposition(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="budget", columns="hero", height=2.3, margin=0.4, sharey=True)
     for panel, part in grid:
         values = part.pivot(index="rival", columns="part", values="ms")
@@ -90,7 +85,7 @@ def draw_decomposition(data: pd.DataFrame) -> Figure:
         panel.set_xticks(x, names, fontsize=5.8)
     grid.label(y="saved (ms per token)")
     grid.legend(3)
-    return grid.figure
+    return grid
 
 
 def _rows(parts: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -115,9 +110,7 @@ def _rows(parts: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@table(
-    "decomposition", "rivals", "decomposition", model_by_model=True, minutes=4, about="the parts of each speed-up"
-)  # fmt: skip
+@table("decomposition", "rivals", "decomposition", model_by_model=True)
 def decomposition_table(frames: Frames) -> Table:
     runs = frames["rivals"]
     parts, policy = _selected(frames)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.plotting import notes
 from harness.plotting.frames import Frames, macro_by, systems, tiers
-from harness.plotting.tables import Table
+from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import title
 from harness.studies import published
 from harness.studies.registry import table
@@ -45,8 +44,8 @@ def _best_depths(frame: pd.DataFrame) -> Table:
             }
         )
     tried = ", ".join(str(k) for k in sorted(ours["k"].unique()))
-    words = [f"Specter, macro average over data sets; tried: K = {tried}.", *notes.below(frame)]
-    return Table("Depth profile: the optimum per model and budget", pd.DataFrame(rows), 3, words, notes.stated(frame))
+    what = f"Specter, macro average over data sets; tried: K = {tried}."
+    return run_table("Depth profile: the optimum per model and budget", pd.DataFrame(rows), 3, what, frame)
 
 
 @table(
@@ -76,12 +75,11 @@ def best_depth(frames: Frames) -> Table:
                     chosen = _cost_model_k(cell, probe[probe["mode"] == sampling], by_k.index.tolist())
                     row |= {"K of its cost model": float(chosen), "TPOT there (ms)": by_k[chosen]}
                 rows.append(row)
-    words = [
+    words = (
         "Macro average over data sets. The cost model is SpecMoEOff's (H2D, GPU MoE, attention, draft), given the "
-        "acceptance of its own recordings and the mean expert union of this text.",
-        *notes.below(frame),
-    ]
-    return Table("Best depth of every system", pd.DataFrame(rows), 5, words, notes.stated(frame))
+        "acceptance of its own recordings and the mean expert union of this text."
+    )
+    return run_table("Best depth of every system", pd.DataFrame(rows), 5, words, frame)
 
 
 def _cost_model_k(runs: pd.DataFrame, probe: pd.DataFrame, ks: list[int]) -> int:

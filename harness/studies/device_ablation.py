@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from harness.plotting import notes
@@ -12,9 +10,6 @@ from harness.plotting.frames import Frames
 from harness.plotting.tables import Table
 from harness.studies.device_systems import OURS, TIERS
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EXECUTION = ("fused", "graphs", "overlap")
 # What is switched, by system and by what its execution does without.
@@ -67,7 +62,7 @@ def ablation_data(frames: Frames) -> pd.DataFrame:
     footer=lambda frames: [*notes.device_texts(choice_runs(frames)), SWITCHED],
     about="the cost of each choice, against the floor of the same texts",
 )  # fmt: skip
-def draw_ablation(data: pd.DataFrame) -> Figure:
+def draw_ablation(data: pd.DataFrame) -> Grid:
     grid = Grid(data, height=2.2)
     ((panel,),) = grid.axes
     names = data["choice"].unique().tolist()
@@ -83,7 +78,7 @@ def draw_ablation(data: pd.DataFrame) -> Figure:
     panel.invert_yaxis()
     panel.legend(loc="lower right")
     grid.label(x="mean TPOT over mean floor_trace of the same texts")
-    return grid.figure
+    return grid
 
 
 @table("device.choices", "systems", about="the cost of each choice in numbers")

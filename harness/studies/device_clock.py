@@ -16,7 +16,6 @@ from harness.studies.registry import figure, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WITHIN = 0.1  # the grey band
 BAND = "#dddddd"
@@ -54,7 +53,7 @@ def clock_footer(frames: Frames) -> list[str]:
     "device.clock", "clock", data=clock_data, footer=clock_footer,
     about="how far the virtual clock is from the machine, run by run",
 )  # fmt: skip
-def draw_clock(data: pd.DataFrame) -> Figure:
+def draw_clock(data: pd.DataFrame) -> Grid:
     both = pd.concat([data.assign(side=side) for side in ("scatter", "strip")])
     grid = Grid(both, columns="side", height=2.6)
     ((scatter, strip),) = grid.axes
@@ -77,7 +76,7 @@ def draw_clock(data: pd.DataFrame) -> Figure:
     strip.set_yticks(range(len(names)), [title("system", name) for name in names], fontsize=6.2)
     strip.invert_yaxis()
     strip.set_xlabel("charged over measured")
-    return grid.figure
+    return grid
 
 
 def _draw_diagonal(panel: Axes, times: pd.Series) -> None:
@@ -90,7 +89,7 @@ def _draw_diagonal(panel: Axes, times: pd.Series) -> None:
         plain_log(axis, subs=(1, 2, 5))
 
 
-@table("device.clock", "clock", about="charged against measured TPOT by model, system and budget")
+@table("device.clock", "clock")
 def clock_table(frames: Frames) -> Table:
     frame = clock_data(frames)
     rows = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -13,9 +11,6 @@ from harness.plotting.tables import Table
 from harness.plotting.titles import title
 from harness.studies.device_systems import OURS
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GREY, LIGHT, BLUE = "#9a9a9a", "#56B4E9", "#0072B2"
 # Panels, their bars (label, colour), and the name of the bench's row or of the system below.
@@ -106,7 +101,7 @@ def families_footer(frames: Frames) -> list[str]:
     "device.families", "families", "kernels_*", data=families_data, footer=families_footer,
     about="16 bits against INT4, fused and not, for three models",
 )  # fmt: skip
-def draw_families(data: pd.DataFrame) -> Figure:
+def draw_families(data: pd.DataFrame) -> Grid:
     grid = Grid(data, columns="panel", height=2.2, title_size=7.2)
     shown = data["model"].unique().tolist()
     for panel, part in grid:
@@ -123,10 +118,10 @@ def draw_families(data: pd.DataFrame) -> Figure:
         panel.set_xticks(range(len(shown)), [title("model", m).replace("-", "-\n", 1) for m in shown], fontsize=6)
         panel.legend(fontsize=5.5, loc="upper left")
     grid.label(y="time (log)")
-    return grid.figure
+    return grid
 
 
-@table("device.families", "families", "kernels_*", about="the same in numbers, with memory and loading rate")
+@table("device.families", "families", "kernels_*")
 def families_table(frames: Frames) -> Table:
     frame = demand_lossless(frames["families"], "families")
     columns, sources = {}, []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from harness.plotting import notes
@@ -12,9 +10,6 @@ from harness.plotting.frames import Frames, demand_lossless, systems
 from harness.plotting.tables import Table
 from harness.plotting.titles import colour, short_title, title
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OURS = "specter_deadline"
 SHOWN = (OURS, "specter", "lru", "on_demand", "resident")
@@ -67,7 +62,7 @@ def rounds_data(frames: Frames) -> pd.DataFrame:
     footer=lambda frames: [*notes.device_texts(shown_runs(frames["systems"])), FLOORS],
     about="systems measured at both budgets, greedy and seeded",
 )  # fmt: skip
-def draw_rounds(data: pd.DataFrame) -> Figure:
+def draw_rounds(data: pd.DataFrame) -> Grid:
     grid = Grid(data, columns="panel", height=2.1, sharey=True, title_size=7.5)
     for panel, part in grid:
         for x, row in enumerate(part.to_dict("records")):
@@ -80,7 +75,7 @@ def draw_rounds(data: pd.DataFrame) -> Figure:
         panel.set_xticks([])
     grid.label(y="TPOT (ms per token)")
     grid.legend()
-    return grid.figure
+    return grid
 
 
 @table("device.rivals", "rivals", "provenance", about="every baseline beside ours, on the same texts")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from harness.plotting import notes
@@ -12,9 +10,6 @@ from harness.plotting.frames import Frames
 from harness.plotting.titles import title
 from harness.studies.device_systems import OURS, shown_runs
 from harness.studies.registry import figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LANES = {"compute": 1.0, "link": 0.0}
 ATTENTION = ("attention, router, shared experts", "#009E73")
@@ -57,7 +52,7 @@ def trace_data(frames: Frames) -> pd.DataFrame:
     ],
     about="one round's streams, of the published planner and of deadline order",
 )  # fmt: skip
-def draw_trace(data: pd.DataFrame) -> Figure:
+def draw_trace(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="system", height=1.5, sharex=True)
     for panel, part in grid:
         for row in part.to_dict("records"):
@@ -70,4 +65,4 @@ def draw_trace(data: pd.DataFrame) -> Figure:
     grid.axes[-1][0].set_xlim(0, (data["begin_ms"] + data["length_ms"]).max())
     grid.label(x="time since the round began (ms)")
     grid.legend(3)
-    return grid.figure
+    return grid

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from harness.plotting import notes
@@ -13,9 +11,6 @@ from harness.plotting.tables import Table
 from harness.plotting.titles import in_order, styles, title
 from harness.studies.budget_sweep import sweep_table
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def hardware_data(frames: Frames) -> pd.DataFrame:
@@ -38,16 +33,16 @@ def hardware_data(frames: Frames) -> pd.DataFrame:
     footer=lambda frames: notes.run_notes(spread_budgets(frames["hardware"]), "Mean over data sets.", with_k=True),
     about="the same runs on three machines",
 )  # fmt: skip
-def draw_hardware(data: pd.DataFrame) -> Figure:
+def draw_hardware(data: pd.DataFrame) -> Grid:
     grid = Grid(data.assign(hardware=data["hardware"].str.replace(", ", "\n")), columns="budget", height=2.3,
                 sharey=True)  # fmt: skip
     for panel, part in grid:
         grouped_bars(panel, part, groups="hardware", series="system", value="tpot_ms", styles=styles(data["system"]))
     grid.label(y="TPOT (ms per token)")
     grid.legend()
-    return grid.figure
+    return grid
 
 
-@table("hardware", "hardware", model_by_model=True, minutes=2, about="the same runs on three machines, in numbers")
+@table("hardware", "hardware", model_by_model=True)
 def hardware_table(frames: Frames) -> Table:
     return sweep_table(spread_budgets(frames["hardware"]), "hardware", "hardware", "Machines")

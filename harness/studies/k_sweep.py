@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, log2_axis
 from harness.plotting.frames import Frames, panel_title, tiers
-from harness.plotting.tables import Table
+from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import colour, title
 from harness.studies import published
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FLOORS = {"floor_trace": ("floor_trace (Specter's routing)", "--"), "floor_ideal": ("floor_ideal", ":")}
 OTHERS = ("specter_deadline", "specmoeoff_tuned")  # not every model runs them
@@ -53,7 +48,7 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
     ),
     about="TPOT against K with both floors",
 )  # fmt: skip
-def draw_k_sweep(data: pd.DataFrame) -> Figure:
+def draw_k_sweep(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="sampling", columns="budget", height=1.9, margin=0.3, sharex=True, sharey=True)
     for panel, part in grid:
         by = {str(name): rows for name, rows in part.groupby("series", sort=False)}
@@ -70,10 +65,10 @@ def draw_k_sweep(data: pd.DataFrame) -> Figure:
     grid.axes[0][0].set_ylim(bottom=0)
     grid.label(x="K: draft tokens per round", y="TPOT (ms per token)")
     grid.legend(3)
-    return grid.figure
+    return grid
 
 
-@table("k_sweep", "k_sweep", model_by_model=True, minutes=5, about="the sweep of K in numbers")
+@table("k_sweep", "k_sweep", model_by_model=True)
 def k_sweep_table(frames: Frames) -> Table:
     frame = frames["k_sweep"]
     mine = frame[frame["speculative"] & frame["fits_budget"]]
@@ -96,5 +91,5 @@ def k_sweep_table(frames: Frames) -> Table:
             "GB per token": means["bytes_per_token"] / 1e9,
         }
     )
-    words = ["Macro average over data sets; × LRU: LRU's TPOT over the row's.", *notes.below(frame)]
-    return Table("Depth of speculation", rows, 4, words, notes.stated(frame))
+    what = "Macro average over data sets; × LRU: LRU's TPOT over the row's."
+    return run_table("Depth of speculation", rows, 4, what, frame)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
@@ -26,13 +24,10 @@ from harness.plotting.frames import (
     tiers,
     with_macro,
 )
-from harness.plotting.tables import Table
+from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import in_order, short_title, styles, title
 from harness.studies import published
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TPOT = "TPOT (ms per token)"
 BASELINES = ("lru", "mixtral_offloading", "on_demand")
@@ -70,7 +65,7 @@ def tpot_data(frames: Frames) -> pd.DataFrame:
     footer=lambda frames: notes.run_notes(spread_budgets(frames["main"]), f"{notes.SPREAD}."),
     about="time per output token, 7 systems × 5 data sets × 2 budgets, at equal bytes, with floor_trace",
 )  # fmt: skip
-def draw_tpot(data: pd.DataFrame) -> Figure:
+def draw_tpot(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="sampling", columns="budget", height=2.1, margin=0.3, sharey=True)
     shown = styles(data["system"].unique().tolist())
     for panel, part in grid:
@@ -83,7 +78,7 @@ def draw_tpot(data: pd.DataFrame) -> Figure:
             mark(panel, at, row["floor_trace_ms"], half=0.36 / len(shown), label=label)
     grid.label(y=TPOT)
     grid.legend(4 if len(shown) > 4 else 0)
-    return grid.figure
+    return grid
 
 
 def models_data(frames: Frames) -> pd.DataFrame:
@@ -112,14 +107,14 @@ def models_data(frames: Frames) -> pd.DataFrame:
     ),
     about="the three models side by side: TPOT, acceptance, experts, bytes",
 )  # fmt: skip
-def draw_models(data: pd.DataFrame) -> Figure:
+def draw_models(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="sampling", columns="model", height=2.2, margin=0.3, sharey="col", title_size=7.5)
     shown = styles(data["system"].unique().tolist())
     for panel, part in grid:
         grouped_bars(panel, part, groups="budget", series="system", value="tpot_ms", styles=shown, rotation=90)
     grid.label(y=TPOT)
     grid.legend(4)
-    return grid.figure
+    return grid
 
 
 def speedup_data(frames: Frames) -> pd.DataFrame:
@@ -147,7 +142,7 @@ def speedup_data(frames: Frames) -> pd.DataFrame:
     ),
     about="Specter against LRU, Mixtral-Offloading and on demand, at equal bytes",
 )  # fmt: skip
-def draw_speedup(data: pd.DataFrame) -> Figure:
+def draw_speedup(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="baseline", height=1.5, margin=0.3)
     colours = ("#0072B2", "#7fb8d8", "#D55E00", "#f0b27a")
     shown = {name: (name, one) for name, one in zip(data["cell"].unique(), colours, strict=False)}
@@ -159,7 +154,7 @@ def draw_speedup(data: pd.DataFrame) -> Figure:
         panel.axhline(1, color="black", lw=0.8)
     grid.label(y="speed-up (×)")
     grid.legend()
-    return grid.figure
+    return grid
 
 
 def _accepting(frame: pd.DataFrame) -> pd.DataFrame:
@@ -200,7 +195,7 @@ def acceptance_data(frames: Frames) -> pd.DataFrame:
     ),
     about="accepted draft tokens per data set, beside the paper's",
 )  # fmt: skip
-def draw_acceptance(data: pd.DataFrame) -> Figure:
+def draw_acceptance(data: pd.DataFrame) -> Grid:
     grid = Grid(data, width=NARROW, height=2.3)
     ((panel,),) = grid.axes
     points = data.dropna(subset="dataset")
@@ -218,7 +213,7 @@ def draw_acceptance(data: pd.DataFrame) -> Figure:
     panel.set_xlim(-0.5, len(datasets) - 0.5)
     grid.label(y="draft tokens accepted (%)")
     grid.legend(2)
-    return grid.figure
+    return grid
 
 
 @table(
@@ -244,18 +239,15 @@ def main_table(frames: Frames) -> Table:
         block.insert(0, "sampling", sampling)
         block.insert(0, "budget", budget)
         blocks.append(block)
-    words = [
+    words = (
         "TPOT = (last commit − first commit) / (tokens − 1), mean over inputs; × = the system's mean TPOT over "
-        f"Specter's; the columns from there on are Specter's, K = {depths(frame)}. mean: macro average over data sets.",
-        *notes.below(frame),
-    ]
-    title_ = "Time per output token and speed-up"
-    return Table(title_, pd.concat(blocks, ignore_index=True), 3, words, notes.stated(frame))
+        f"Specter's; the columns from there on are Specter's, K = {depths(frame)}. mean: macro average over data sets."
+    )
+    rows = pd.concat(blocks, ignore_index=True)
+    return run_table("Time per output token and speed-up", rows, 3, words, frame)
 
 
-@table(
-    "models", "main", minutes=7, about="the three models side by side: TPOT, acceptance, experts, bytes"
-)  # fmt: skip
+@table("models", "main")
 def models_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
     rows = []
@@ -279,12 +271,11 @@ def models_table(frames: Frames) -> Table:
                     "texts": str(len(ours)),
                 }
             )
-    words = [
+    words = (
         "TPOT, macro average over each model's own data sets; acceptance and the columns after it are Specter's; "
-        "experts per round: distinct ones of a layer that a verification needs.",
-        *notes.below(frame),
-    ]
-    return Table("Models", pd.DataFrame(rows), 5, words, notes.stated(frame))
+        "experts per round: distinct ones of a layer that a verification needs."
+    )
+    return run_table("Models", pd.DataFrame(rows), 5, words, frame)
 
 
 @table(
@@ -320,10 +311,9 @@ def systems_table(frames: Frames) -> Table:
                     "device (GB)": mean["device_total_bytes"] / 1e9,
                 }
             )
-    words = [
+    words = (
         "Macro average over data sets; ±: half of its 95 % confidence interval over inputs within data sets. "
         "Hits, late hits, misses: experts present, on their way, or absent when needed. "
-        "Stall: compute waiting for copies, per run. Device: all device bytes of the model charged, draft included.",
-        *notes.below(frame),
-    ]
-    return Table("Systems, in detail", pd.DataFrame(rows), 3, words, notes.stated(frame))
+        "Stall: compute waiting for copies, per run. Device: all device bytes of the model charged, draft included."
+    )
+    return run_table("Systems, in detail", pd.DataFrame(rows), 3, words, frame)

@@ -18,7 +18,6 @@ from harness.studies.registry import figure, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLOURS = {
     "gptq": "#0072B2",
@@ -65,10 +64,9 @@ def methods_data(frames: Frames) -> pd.DataFrame:
 @figure(
     "methods", "fidelity", minutes=6, data=methods_data,
     footer=lambda frames: [f"{FOOTER}. {notes.fidelity_line(frames['fidelity'])}."],
-    about="the same by method and precision (GPTQ, AWQ, round to nearest, GGUF Q8/Q4/Q2): per layer, position, router "
-    "margin",
+    about="experts chosen alike by method and precision, along layers, positions and router margins",
 )  # fmt: skip
-def draw_methods(data: pd.DataFrame) -> Figure:
+def draw_methods(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="model", columns="axis", height=1.9, margin=0.3, sharey=True)
     for panel, part in grid:
         axis = part["axis"].iloc[0]
@@ -79,7 +77,7 @@ def draw_methods(data: pd.DataFrame) -> Figure:
             panel.set_xscale("log")
     _label(grid.axes, [title("model", model) for model in grid.row_values])
     grid.legend(3)
-    return grid.figure
+    return grid
 
 
 def _label(axes: list[list[Axes]], names: list[str]) -> None:
@@ -89,10 +87,7 @@ def _label(axes: list[list[Axes]], names: list[str]) -> None:
         panel.set_xlabel(label)
 
 
-@table(
-    "methods", "fidelity", minutes=6,
-    about="methods × precisions beside the paper's table 1, with the number of request–layer pairs",
-)  # fmt: skip
+@table("methods", "fidelity")
 def methods_table(frames: Frames) -> Table:
     frame = frames["fidelity"]
     rows = []

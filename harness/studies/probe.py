@@ -19,7 +19,6 @@ from specter.probes.routing import expected_run, largest_useful_depth
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from matplotlib.figure import Figure
 
 NAN = float("nan")
 CHECKPOINT = "paper, real checkpoint"
@@ -82,7 +81,7 @@ def _titled(data: pd.DataFrame) -> pd.DataFrame:
     ),
     about="experts that draft and target choose alike, per layer",
 )  # fmt: skip
-def draw_fidelity(data: pd.DataFrame) -> Figure:
+def draw_fidelity(data: pd.DataFrame) -> Grid:
     grid = model_grid(data, height=2.2, sharey=True)
     for panel, part in grid:
         for mode, mine in part.groupby("mode", sort=False):
@@ -92,7 +91,7 @@ def draw_fidelity(data: pd.DataFrame) -> Figure:
                 panel.plot(mine["layer"], mine["value"], color=MODES[str(mode)], marker="o", ms=2.5, label=mode)
     grid.label(x="MoE layer", y="experts chosen alike (%)")
     grid.legend(2)
-    return grid.figure
+    return grid
 
 
 def union_data(frames: Frames) -> pd.DataFrame:
@@ -117,7 +116,7 @@ def union_data(frames: Frames) -> pd.DataFrame:
     ),
     about="distinct experts per layer against K, beside the paper's",
 )  # fmt: skip
-def draw_union(data: pd.DataFrame) -> Figure:
+def draw_union(data: pd.DataFrame) -> Grid:
     grid = model_grid(data, height=2.3)
     for panel, part in grid:
         for mode, mine in part.groupby("mode", sort=False):
@@ -130,7 +129,7 @@ def draw_union(data: pd.DataFrame) -> Figure:
         panel.set_ylim(bottom=0)
         panel.legend(loc="upper left")
     grid.label(x="K: consecutive tokens", y="distinct experts per layer")
-    return grid.figure
+    return grid
 
 
 def run_lengths(probe: pd.DataFrame) -> pd.Series:
@@ -170,7 +169,7 @@ def runs_data(frames: Frames) -> pd.DataFrame:
     ),
     about="accepted runs against the geometric law, with E[A] and K_max",
 )  # fmt: skip
-def draw_runs(data: pd.DataFrame) -> Figure:
+def draw_runs(data: pd.DataFrame) -> Grid:
     grid = model_grid(data, height=2.3, sharey=True)
     for panel, part in grid:
         for mode, mine in part.groupby("mode", sort=False):
@@ -182,10 +181,10 @@ def draw_runs(data: pd.DataFrame) -> Figure:
         panel.set_ylim(0, 1.02)
         panel.legend(loc="lower left", fontsize=5.5)
     grid.label(x="n: drafts accepted in a row", y="share of runs of at least n")
-    return grid.figure
+    return grid
 
 
-@table("fidelity", "probe", minutes=5, about="routing fidelity and acceptance by model and text")
+@table("fidelity", "probe")
 def fidelity_table(frames: Frames) -> Table:
     probe = frames["probe"]
     rows: list[dict[str, Any]] = []
@@ -218,7 +217,7 @@ def fidelity_table(frames: Frames) -> Table:
     return Table("Routing fidelity of the draft", pd.DataFrame(rows), 2, words, {"protocol": line})
 
 
-@table("union", "probe", minutes=5, about="expert union by K, with its growth")
+@table("union", "probe")
 def union_table(frames: Frames) -> Table:
     probe = frames["probe"].query("quantity == 'union'")
     blocks = []
@@ -240,7 +239,7 @@ def union_table(frames: Frames) -> Table:
     return Table("Expert union", pd.concat(blocks, ignore_index=True), 2, [what], {"protocol": line})
 
 
-@table("runs", "probe", minutes=5, about="accepted runs, E[A] and K_max in numbers")
+@table("runs", "probe")
 def runs_table(frames: Frames) -> Table:
     rows: list[dict[str, Any]] = []
     for model, mode, mine in parts(frames["probe"]):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid
 from harness.plotting.frames import Frames, macro, spread_budgets, systems, tiers
-from harness.plotting.tables import Table
+from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import styles, title
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 QUANTITIES = {"ttft_ms": "TTFT (ms)", "tpot_ms": "TPOT (ms per token)", "end_to_end_ms": "end to end (ms)"}
 COLUMNS = {
@@ -46,7 +41,7 @@ def prompt_length_data(frames: Frames) -> pd.DataFrame:
     footer=lambda frames: notes.run_notes(spread_budgets(frames["prompt_length"]), "Mean over data sets."),
     about="TTFT, TPOT and end to end for prompts of 16, 64 and all tokens",
 )  # fmt: skip
-def draw_prompt_length(data: pd.DataFrame) -> Figure:
+def draw_prompt_length(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="budget", columns="quantity", height=1.8, margin=0.3)
     shown = styles(data["system"])
     for panel, part in grid:
@@ -56,10 +51,10 @@ def draw_prompt_length(data: pd.DataFrame) -> Figure:
         panel.set_ylim(bottom=0)
     grid.label(x="prompt tokens (mean)")
     grid.legend(5)
-    return grid.figure
+    return grid
 
 
-@table("prompt_length", "prompt_length", model_by_model=True, minutes=2, about="prompt lengths in numbers")
+@table("prompt_length", "prompt_length", model_by_model=True)
 def prompt_length_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["prompt_length"])
     rows = []
@@ -71,5 +66,4 @@ def prompt_length_table(frames: Frames) -> Table:
                 shown = f"first {length}" if length else "whole"
                 named = {"budget": budget, "prompt": shown, "system": title("system", system)}
                 rows.append(named | {heading: macro(mine, column) for column, heading in COLUMNS.items()})
-    words = ["Macro average over data sets.", *notes.below(frame)]
-    return Table("Prompt length", pd.DataFrame(rows), 3, words, notes.stated(frame))
+    return run_table("Prompt length", pd.DataFrame(rows), 3, "Macro average over data sets.", frame)

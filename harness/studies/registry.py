@@ -16,6 +16,8 @@ from specter.registry import Registry
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Draw = Callable[[pd.DataFrame], charts.Grid]
+Build = Callable[[Frames], Table]
 DEVICE = "device"  # the prefix of what is drawn from data/reference/<machine>
 
 
@@ -37,7 +39,7 @@ class FigureStudy:
     about: str
     data: Callable[[Frames], pd.DataFrame]
     footer: Callable[[Frames], list[str]]
-    draw: Callable[[pd.DataFrame], Figure]
+    draw: Draw
     minutes: int = 0
     one_model: bool = False
 
@@ -46,29 +48,25 @@ class FigureStudy:
         return self.draw.__module__
 
     def make(self, frames: Frames) -> Figure:
-        figure = self.draw(self.data(frames))
-        charts.footer(figure, self.footer(frames))
-        return figure
+        grid = self.draw(self.data(frames))
+        charts.footer(grid.figure, self.footer(frames))
+        return grid.figure
 
 
 @dataclass(frozen=True)
 class TableStudy:
-    """A table: `build` makes it from the tidy tables. Attributes as of a figure."""
+    """A table: `build` makes it from the tidy tables. A figure of its name states `about` and `minutes` for both."""
 
     name: str
     sources: tuple[str, ...]
-    about: str
-    build: Callable[[Frames], Table]
+    build: Build
     module: str
+    about: str = ""
     minutes: int = 0
 
 
 FIGURES: Registry[FigureStudy] = Registry("figure")
 TABLES: Registry[TableStudy] = Registry("table")
-
-
-Draw = Callable[[pd.DataFrame], "Figure"]
-Build = Callable[[Frames], Table]
 
 
 def figure(name: str, *sources: str, **attributes: Any) -> Callable[[Draw], Draw]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, grouped_bars
 from harness.plotting.frames import Frames, budget_title, macro, macro_by, systems, tiers
-from harness.plotting.tables import Table
+from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import in_order, styles, title
 from harness.studies.registry import figure, table
 from specter.memory import PARTS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MISFIT = "does not fit"
 MACRO = "Macro average over data sets."
@@ -39,7 +35,7 @@ def rivals_data(frames: Frames) -> pd.DataFrame:
     footer=lambda frames: notes.run_notes(frames["rivals"], MACRO),
     about="every rival at equal bytes, at equal experts and as published; what does not fit",
 )  # fmt: skip
-def draw_rivals(data: pd.DataFrame) -> Figure:
+def draw_rivals(data: pd.DataFrame) -> Grid:
     grid = Grid(data, rows="budget", height=2.1, margin=0.4)
     for panel, part in grid:
         centres = grouped_bars(
@@ -49,7 +45,7 @@ def draw_rivals(data: pd.DataFrame) -> Figure:
             panel.text(centres[policy, system], 1, MISFIT, rotation=90, fontsize=5.5, ha="center", va="bottom")
     grid.label(y="TPOT (ms per token)")
     grid.legend(4)
-    return grid.figure
+    return grid
 
 
 def _cells(frame: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
@@ -64,7 +60,7 @@ def _rows_of(frame: pd.DataFrame, budget: str, policy: str) -> pd.DataFrame:
     return frame[(frame["budget"] == budget) & (frame["policy"] == policy)]
 
 
-@table("rivals", "rivals", model_by_model=True, minutes=3, about="every rival by memory policy, in numbers")
+@table("rivals", "rivals", model_by_model=True)
 def rivals_table(frames: Frames) -> Table:
     frame = frames["rivals"]
     rows: list[dict[str, object]] = []
@@ -100,12 +96,11 @@ def rivals_table(frames: Frames) -> Table:
                 if ours.startswith("specter")
             }
         )
-    words = [
+    words = (
         f"{MACRO[:-1]}; ×: the row's TPOT over that of our system in the same cell. Under “as published” a "
-        "system has the experts per layer of the paper's table, or as many as Specter where it has none.",
-        *notes.below(frame),
-    ]
-    return Table("Rivals by memory policy", pd.DataFrame(rows), 5, words, notes.stated(frame))
+        "system has the experts per layer of the paper's table, or as many as Specter where it has none."
+    )
+    return run_table("Rivals by memory policy", pd.DataFrame(rows), 5, words, frame)
 
 
 @table("memory", "rivals", model_by_model=True, minutes=3, about="device bytes by part, of every system and policy")
@@ -126,10 +121,9 @@ def memory_table(frames: Frames) -> Table:
                 "all (GB)": one["device_total_bytes"] / 1e9,
             }
         )
-    words = [
+    words = (
         "Device bytes of the full-size model. shared: non-expert weights; draft: INT4 experts; draft shared, draft kv: "
         "an own draft's second copy of the non-expert weights and of the KV cache; buffer: spare buffers; slot: 16-bit "
-        f"experts. “{MISFIT}”: the policy leaves this system fewer than two slots; its bytes are those without any.",
-        *notes.below(frame),
-    ]
-    return Table("Device memory by part", pd.DataFrame(rows), 5, words, notes.stated(frame))
+        f"experts. “{MISFIT}”: the policy leaves this system fewer than two slots; its bytes are those without any."
+    )
+    return run_table("Device memory by part", pd.DataFrame(rows), 5, words, frame)
