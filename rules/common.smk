@@ -111,7 +111,7 @@ def measured():
 
 
 def live_checks(size):
-    """What holds replays against live runs; on the device clock all runs are live."""
+    """Comparisons of replays with live runs; on the device clock all runs are live."""
     return [f"results/{size.name}/live_check/{model}.json" for model in size.models] if size.clock == "virtual" else []
 
 
