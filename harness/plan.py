@@ -13,7 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-from harness.scales import CONF, Experiment, Scale, check_clock, load, load_experiment, load_scale
+from harness.scales import CONF, Experiment, Scale, Schema, check_clock, load, load_experiment, load_scale
 from specter.config import (
     LABELS,
     BudgetConfig,
@@ -89,64 +89,46 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
     """
     size, what = load_scale(scale), load_experiment(experiment)
     base = _base(size, what, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}")
-    return [
-        validate(
-            replace(
-                base,
-                system=system,
-                budget=budget,
-                sampling=sampling,
-                hardware=hardware,
-                execution=execution,
-                trace=what.trace,
-                k=k,
-                prompt_tokens=prompt_tokens,
-                input=index,
-            )
+    runs = []
+    for system in _systems(size, what, model):
+        runs += _product(
+            replace(base, system=system, trace=what.trace),
+            budget=_budgets(what)[:1] if system.holds_all else _budgets(what),
+            sampling=_all(SamplingConfig, "sampling", what.samplings),
+            hardware=_all(Hardware, "hardware", size.hardware or what.hardware),
+            execution=_all(ExecutionConfig, "execution", what.executions.get(system.name, ["default"])),
+            k=_depths(size, what, model, system),
+            prompt_tokens=what.prompt_tokens,
+            input=_inputs(size, what, model),
         )
-        for system in _systems(size, what, model)
-        for budget in (_budgets(what) if not system.holds_all else _budgets(what)[:1])
-        for sampling in _samplings(what)
-        for hardware in _hardware(size.hardware or what.hardware)
-        for execution in _executions(what, system)
-        for k in _depths(size, what, model, system)
-        for prompt_tokens in what.prompt_tokens
-        for index in _inputs(size, what, model)
-    ]
+    return runs
 
 
 def recording_runs(scale: str, experiment: str, model: str, dataset: str) -> list[RunConfig]:
-    """The live runs that an experiment replays on one model and data set, and the plain run of every text.
+    """The live runs that an experiment replays on one model and data set; first the plain runs of all texts.
 
     Budgets, machines and most of a system change no token: they are not in this plan, and make no recording stale.
     A recording does not depend on where experts are, so it is made with all of them on the device.
     """
     size, what = load_scale(scale), load_experiment(experiment)
     base = _base(size, what, model, dataset, f"results/{scale}/recordings/{model}")
-    drafting = replace(_system(OURS), name="recorder", planner="none", eviction="resident")
-    systems = {
-        (k, _recorded_draft(system.draft)): replace(drafting, draft=_recorded_draft(system.draft))
+    kinds = {
+        (k, _recorded_draft(system.draft))
         for system in _systems(size, what, model)
         if system.speculative
         for k in _depths(size, what, model, system)
     }
-    systems[0, SHARED] = _system("resident")
-    return [
-        validate(
-            replace(
-                base,
-                system=systems[k, draft],
-                sampling=sampling,
-                k=k or 1,
-                prompt_tokens=prompt_tokens,
-                input=index,
-            )
+    plain, drafting = (load(SystemConfig, "system", name) for name in ("resident", OURS))
+    drafting = replace(drafting, name="recorder", planner="none", eviction="resident")
+    runs = []
+    for k, draft in [(0, SHARED), *sorted(kinds)]:
+        runs += _product(
+            replace(base, system=replace(drafting, draft=draft) if k else plain, k=k or 1),
+            sampling=_all(SamplingConfig, "sampling", sorted(what.samplings)),
+            prompt_tokens=what.prompt_tokens,
+            input=_inputs(size, what, model),
         )
-        for sampling in sorted(_samplings(what), key=lambda sampling: sampling.kind)
-        for prompt_tokens in what.prompt_tokens
-        for k, draft in sorted(systems)
-        for index in _inputs(size, what, model)
-    ]
+    return runs
 
 
 def decomposed_pairs(scale: str, model: str, dataset: str) -> list[tuple[RunConfig, RunConfig]]:
@@ -155,23 +137,24 @@ def decomposed_pairs(scale: str, model: str, dataset: str) -> list[tuple[RunConf
     Every baseline is compared under the first policy on the first machine; the paper's own also under all others.
     """
     size, what = load_scale(scale), load_experiment("rivals")
-    base = _base(size, what, model, dataset, f"results/{scale}/decomposition")
-    base = replace(base, sampling=_samplings(what)[0], prompt_tokens=what.prompt_tokens[0])
+    base = replace(
+        _base(size, what, model, dataset, f"results/{scale}/decomposition"),
+        sampling=load(SamplingConfig, "sampling", what.samplings[0]),
+        prompt_tokens=what.prompt_tokens[0],
+        k=_depths(size, what, model, load(SystemConfig, "system", OURS))[0],
+    )
     systems = _systems(size, what, model)
     ours = [system for system in systems if system.name.startswith(OURS)]
-    k = _depths(size, what, model, _system(OURS))[0]
     pairs = []
-    for baseline in systems:
+    for baseline in (system for system in systems if system not in ours):
         is_papers = baseline.name == "specmoeoff"
-        hardware = _hardware([*what.hardware, "a100_12gbps"] if is_papers else what.hardware[:1])
-        budgets = [one for one in _budgets(what) if is_papers or one.policy == what.policies[0]]
-        for machine, budget, index in itertools.product(hardware, budgets, _inputs(size, what, model)[:1]):
-            shared = replace(base, budget=budget, hardware=machine, input=index, k=k)
-            pairs += [
-                (validate(replace(shared, system=baseline)), validate(replace(shared, system=system)))
-                for system in ours
-                if baseline not in ours
-            ]
+        compared = _product(
+            replace(base, system=baseline),
+            hardware=_all(Hardware, "hardware", [*what.hardware, "a100_12gbps"] if is_papers else what.hardware[:1]),
+            budget=[one for one in _budgets(what) if is_papers or one.policy == what.policies[0]],
+            input=_inputs(size, what, model)[:1],
+        )
+        pairs += [(run, validate(replace(run, system=system))) for run in compared for system in ours]
     return pairs
 
 
@@ -188,8 +171,8 @@ def probe_plan(scale: str, model: str) -> ProbePlan:
     """What is measured of a model's draft at a scale."""
     size, what = load_scale(scale), load_experiment("main")
     base = _base(size, what, model, size.datasets[0], f"results/{scale}/probe")
-    temperatures = {one.kind: one.temperature for one in _samplings(what)}
-    return ProbePlan(base, size.num_probe_texts, temperatures)
+    samplings = _all(SamplingConfig, "sampling", what.samplings)
+    return ProbePlan(base, size.num_probe_texts, {one.kind: one.temperature for one in samplings})
 
 
 def digest(plan: Any) -> str:
@@ -223,12 +206,23 @@ def _base(scale: Scale, experiment: Experiment, model: str, dataset: str, result
     )
 
 
-def _system(name: str) -> SystemConfig:
-    return load(SystemConfig, "system", name)
+def _product(base: RunConfig, **axes: Iterable[Any]) -> list[RunConfig]:
+    """`base` with every combination of the axes' values, checked."""
+    return [
+        validate(replace(base, **dict(zip(axes, values, strict=True)))) for values in itertools.product(*axes.values())
+    ]
+
+
+def _all(schema: type[Schema], group: str, names: Sequence[str]) -> list[Schema]:
+    return [load(schema, group, name) for name in names]
 
 
 def _systems(scale: Scale, experiment: Experiment, model: str) -> list[SystemConfig]:
-    return [_system(name) for name in scale.systems(experiment, model)]
+    return _all(SystemConfig, "system", scale.systems(experiment, model))
+
+
+def _budgets(experiment: Experiment) -> list[BudgetConfig]:
+    return [_budget(name, policy) for policy in experiment.policies for name in experiment.budgets]
 
 
 def _budget(name: str, policy: str) -> BudgetConfig:
@@ -237,22 +231,6 @@ def _budget(name: str, policy: str) -> BudgetConfig:
         return BudgetConfig("custom", experts_per_layer=float(name), policy=policy)
     except ValueError:
         return replace(load(BudgetConfig, "budget", name), policy=policy)
-
-
-def _budgets(experiment: Experiment) -> list[BudgetConfig]:
-    return [_budget(name, policy) for policy in experiment.policies for name in experiment.budgets]
-
-
-def _samplings(experiment: Experiment) -> list[SamplingConfig]:
-    return [load(SamplingConfig, "sampling", name) for name in experiment.samplings]
-
-
-def _hardware(names: Sequence[str]) -> list[Hardware]:
-    return [load(Hardware, "hardware", name) for name in names]
-
-
-def _executions(experiment: Experiment, system: SystemConfig) -> list[ExecutionConfig]:
-    return [load(ExecutionConfig, "execution", name) for name in experiment.executions.get(system.name, ["default"])]
 
 
 def _depths(scale: Scale, experiment: Experiment, model: str, system: SystemConfig) -> list[int]:

@@ -107,7 +107,7 @@ def rows(pairs: Sequence[tuple[RunConfig, RunConfig]], replay: Replay) -> list[d
     found: list[dict[str, Any]] = []
     with progress_bar() as progress:
         for baseline, ours in steps(pairs, "decompose", progress):
-            named = {
+            named: dict[str, Any] = {
                 "model": baseline.model.name,
                 "rival": baseline.system.name,
                 "hero": ours.system.name,
@@ -120,12 +120,12 @@ def rows(pairs: Sequence[tuple[RunConfig, RunConfig]], replay: Replay) -> list[d
                 "input": baseline.input,
             }
             try:
-                times = {"rival_ms": replay(baseline)["tpot_ms"], "hero_ms": replay(ours)["tpot_ms"]}
+                named |= {"rival_ms": replay(baseline)["tpot_ms"], "hero_ms": replay(ours)["tpot_ms"]}
             except DoesNotFit:
                 found.append(named)
-                continue
-            parts = asdict(explain(baseline, ours, replay))
-            found += [named | times | {"part": part, "ms": ms} for part, ms in parts.items()]
+            else:
+                parts = asdict(explain(baseline, ours, replay))
+                found += [named | {"part": part, "ms": ms} for part, ms in parts.items()]
     return found
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from harness.jobs import ExperimentOptions, preflight, progress_bar, steps
-from harness.jobs.replay import by_recording
+from harness.jobs.replay import check_names
 from harness.plan import TextKey, experiment_runs, text_key
 from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
 from harness.scales import load_scale
@@ -218,7 +218,8 @@ def origin(config: RunConfig, where: dict[str, Any]) -> str:
 
 
 def main(options: Options) -> None:
-    configs = by_recording(experiment_runs(options.scale, options.experiment, options.model, options.dataset))
+    configs = experiment_runs(options.scale, options.experiment, options.model, options.dataset)
+    check_names(configs)
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     check_paths(drafting)
     preflight.check_device(load_scale(options.scale))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,22 +28,18 @@ class Options(ExperimentOptions):
     out: Path  # a directory for each run
 
 
-def by_recording(configs: list[RunConfig]) -> list[RunConfig]:
-    """Runs in an order that reads every recording once. Raises SpecterError if two runs share a name."""
-    names = [run_id(config) for config in configs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise SpecterError(f"two runs of the experiment are called {twice}", "vary what a run's name shows")
-    return sorted(configs, key=text_key)
-
-
-def by_warmup(configs: list[RunConfig]) -> list[RunConfig]:
-    """Runs in an order in which those that differ only in their input are adjacent, and so share a warm-up."""
-    return sorted(by_recording(configs), key=lambda config: run_id(replace(config, input=0)))
+def check_names(configs: Sequence[RunConfig]) -> None:
+    """Raises SpecterError if two runs share a name, and so a directory."""
+    (name, count), *_ = Counter(map(run_id, configs)).most_common(1)
+    if count > 1:
+        raise SpecterError(f"two runs of the experiment are called {name}", "vary what a run's name shows")
 
 
 def main(options: Options) -> None:
-    configs = by_warmup(experiment_runs(options.scale, options.experiment, options.model, options.dataset))
+    configs = experiment_runs(options.scale, options.experiment, options.model, options.dataset)
+    check_names(configs)
+    # Runs that differ only in their input are adjacent, and so share a warm-up.
+    configs.sort(key=lambda config: (run_id(replace(config, input=0)), config.input))
     entries, notes = read_manifest(options.manifest)
     loaded: dict[TextKey, tuple[Recording, Recording]] = {}
     replayer = Replayer()
