@@ -19,7 +19,6 @@ from specter.errors import SpecterError
 CONF = Path("conf")
 # Tables that come from jobs of their own, and the experiment whose recordings or models these jobs use.
 PROBES = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
-Values = dict[str, Any]
 Schema = TypeVar("Schema")
 
 

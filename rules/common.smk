@@ -8,11 +8,6 @@ def scales_on(clock):
     return "|".join(name for name in SCALES if scales.load_scale(name).clock == clock)
 
 
-def code(*patterns):
-    """Source files that a stage depends on: a change in one of them re-runs it."""
-    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
-
-
 def listed(name):
     """The input of this name, as a list on a command line."""
     return lambda wildcards, input: ",".join(input[name])

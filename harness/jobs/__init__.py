@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from specter.config import ModelConfig
-from specter.errors import SpecterError
 from specter.files import replacing
 from specter.progress import make_progress
 
@@ -32,15 +31,6 @@ class ExperimentOptions:
     experiment: str
     model: str
     dataset: str
-
-
-def run_job(main: Callable[[], None]) -> None:
-    """Runs a job's `main`; bad input ends it with one screen of text instead of a traceback."""
-    try:
-        main()
-    except SpecterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def progress_bar() -> Progress:

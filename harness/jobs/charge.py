@@ -27,6 +27,7 @@ from specter.results import read_config
 from specter.session import Replayer
 
 WHERE = (*MACHINE, "commit", "source_sha256", "checkpoint_digest")
+COMPARED = ("tpot_ms", "bytes_per_token", "hit_rate")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def charge(directory: Path) -> dict[str, Any]:
     charged = Replayer().replay(resolve(replace(config, clock="virtual")), recording, warmup)
     if charged.generation.tokens != recording.tokens:
         raise SpecterError(f"{directory}: its replay has other tokens", "report this: it is a fault of the runtime")
-    return {
+    named = {
         "model": config.model.charged_as,
         "system": config.system.name,
         "budget": config.budget.tier,
@@ -59,9 +60,9 @@ def charge(directory: Path) -> dict[str, Any]:
         "dataset": config.dataset.name,
         "input": config.input,
         "k": config.depth,
-        **{f"measured_{key}": measured[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
-        **{f"charged_{key}": charged.metrics[key] for key in ("tpot_ms", "bytes_per_token", "hit_rate")},
     }
+    numbers = {"measured": measured, "charged": charged.metrics}
+    return named | {f"{clock}_{key}": metrics[key] for clock, metrics in numbers.items() for key in COMPARED}
 
 
 def medians(rows: pd.DataFrame) -> dict[str, float]:
