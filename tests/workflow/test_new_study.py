@@ -1,4 +1,4 @@
-"""A new experiment with a figure and a table takes conf/experiment/x.yaml, harness/studies/x.py and its name in a scale."""
+"""A new experiment with a figure and a table: conf/experiment/x.yaml, harness/studies/x.py, its name in a scale."""
 
 from __future__ import annotations
 
