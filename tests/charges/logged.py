@@ -54,6 +54,7 @@ class LoggedTimeline:
     counts: Counter[str] = field(default_factory=Counter)  # of this phase, by name
     num_copies: int = 0
     copied_bytes: int = 0
+    read_behind: list[str] = field(default_factory=list)  # what was issued last when totals were read
     _seen: int = 0
 
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, Issued]:
@@ -105,6 +106,7 @@ class LoggedTimeline:
 
     def totals_at(self, mark: Mark) -> LaneTotals:
         assert isinstance(mark, LaneTotals)
+        self.read_behind.append(self._name(self.issued[-1]))
         return mark
 
     def begin(self, phase: str) -> None:

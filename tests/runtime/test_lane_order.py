@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.charges.logged import Chosen, Issued, Script
-from tests.charges.runs import Run, open_run
+from specter.build import build_engine
+from specter.experts.transfer import Backend, SendBack
+from specter.resolve import resolve
+from specter.speculation.accept import TokenSampler
+from tests.charges.logged import Chosen, Issued, LoggedTimeline, Script, ScriptedModel
+from tests.charges.runs import Run, make_config, open_run
 from tests.charges.tariff import SPEC
 from tests.helpers import CONF
 
@@ -170,3 +174,28 @@ def test_the_host_reads_a_result_before_it_acts_on_it(system: str, directory: Pa
             unread = line.partition(":")[0]
         if line.startswith(("fetch", "wave", "crop")):
             assert not unread, f"{line} before {unread} is read"
+
+
+@pytest.mark.parametrize(
+    ("system", "behind"), [("specter", "prefetch L1 E5"), ("specter_deadline", "prefetch L0 E4"), ("lru", "attend 1")]
+)
+def test_a_record_is_written_while_the_next_round_runs(system: str, behind: str, directory: Path) -> None:
+    """Behind its draft's last plan, or its first layer: on a device, reading times takes a while. The last one at the
+    end."""
+    run = open_run(system, directory)
+    run.generate(prompt_len=1, num_tokens=8 if run.engine.draft_len else 3)
+    assert run.timeline.read_behind == [behind, behind, "head 1 of round 2", "head 1 of round 2"]
+
+
+@pytest.mark.parametrize(("system", "num_buffers"), [("mixtral_offloading", [4]), ("lru", [])])
+def test_a_swap_opens_its_way_back_with_its_buffers(system: str, num_buffers: list[int], directory: Path) -> None:
+    opened: list[int] = []
+
+    def open_write_back(number: int) -> SendBack:
+        opened.append(number)
+        return lambda slot: None
+
+    timeline = LoggedTimeline()
+    backend = Backend(timeline, ScriptedModel(timeline).move, open_write_back)
+    build_engine(resolve(make_config(system, directory)), ScriptedModel(timeline), TokenSampler(), backend)
+    assert opened == num_buffers

@@ -116,6 +116,18 @@ def test_records_of_two_rounds(tmp_path: Path) -> None:
     assert (third.index, third.draft_len, third.accepted_len, third.new_len) == (2, 0, 0, 1)
 
 
+def test_times_of_a_later_generation_count_from_the_same_origin(tmp_path: Path) -> None:
+    """A run follows its warm-up on one clock; prefill finds in the cache what the warm-up left."""
+    run, model = resolve(make_config("lru", tmp_path)), ScriptedModel(LoggedTimeline())
+    engine = build_engine(run, model, TokenSampler(), Backend(VirtualTimeline(BY_HAND)))
+    first = engine.generate([0], 1)
+    second = engine.generate([0], 1)
+    assert (first.start_ms, first.prefill_end_ms, first.prefill_bytes) == (0.0, 0.032116, 4 * 192)
+    assert (second.start_ms, second.prefill_bytes) == (0.032116, 0)
+    hits_ns = 2972 + 2 * (3196 + 448 + 704) + 832  # both experts of a layer in one wave
+    assert second.prefill_end_ms == (32116 + hits_ns) / 1e6
+
+
 # -- metrics ----------------------------------------------------------------------------------
 
 ACCESSES = [
