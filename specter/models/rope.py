@@ -87,12 +87,6 @@ def interleave_halves(rows: Tensor, dim: int) -> Tensor:
     return pairs.flatten(0, 2)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates interleaved pairs of x [..., rope_dim]; cos and sin broadcast over [..., rope_dim / 2]."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-
-
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates pairs (x[i], x[i + d/2]) of x [..., d]; cos and sin broadcast over [..., d / 2]."""
     first, second = x.chunk(2, dim=-1)

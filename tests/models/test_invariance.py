@@ -102,15 +102,13 @@ def test_draft_kv_does_not_survive(live: Live) -> None:
 
 
 def test_check_passes_and_leaves_nothing_behind(live: Live, threads: int) -> None:
-    report = invariance_check(live.decoder)
-    assert not report.rowwise and report.failures == ()
-    assert report.num_threads == threads
+    assert invariance_check(live.decoder) == [] and not live.decoder.rowwise
     assert live.decoder.cache.length == 0 and not live.decoder.cache.entries.any()
     assert live.decoder.arena.gate_up.isnan().all() and live.decoder.arena.down.isnan().all()
 
 
 def test_check_works_with_two_slots(tmp_path: Path) -> None:
-    assert not invariance_check(random_live(tmp_path, num_slots=2).decoder).rowwise
+    assert not invariance_check(random_live(tmp_path, num_slots=2).decoder)
 
 
 def test_leaky_product_is_found_and_row_by_row_is_exact(tmp_path: Path, family: ModelSpec) -> None:
@@ -119,9 +117,7 @@ def test_leaky_product_is_found_and_row_by_row_is_exact(tmp_path: Path, family: 
     together, alone = verify_and_plain(live)
     assert not torch.equal(together[0], alone[0])  # or the check below would test nothing
 
-    report = invariance_check(live.decoder)
-    assert report.rowwise and live.decoder.rowwise
-    assert "a row alone" in report.failures
+    assert "a row alone" in invariance_check(live.decoder) and live.decoder.rowwise
     together, alone = verify_and_plain(live)
     assert torch.equal(together[0], alone[0])
     assert torch.equal(together[1], alone[1])

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specter.models.batched import causal_attention, gated
 from specter.models.elementwise import norm
 from specter.models.names import expected_shapes
 from specter.models.rope import rotary_table
 from specter.models.routing import sparsemixer
 from specter.models.spec import ModelSpec
+from tools.standin.attention import causal_attention, gated
 
 Weights = dict[str, Tensor]  # fp32, stacked over the layers that have them: [L or L_dense or L_moe, ...]
 Experts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -53,7 +53,13 @@ class LiveModel:
         checkpoint = Checkpoint.open(config.model.checkpoint)
         spec = checkpoint.spec
         slot_bytes = run.num_slots * spec.expert_params * DTYPE.itemsize
-        plan = LoadPlan.build(checkpoint, DTYPE, config.system.speculative, slot_bytes, config.kv_capacity)
+        plan = LoadPlan.build(
+            checkpoint,
+            DTYPE,
+            has_draft=config.system.speculative,
+            slot_bytes=slot_bytes,
+            kv_capacity=config.kv_capacity,
+        )
         if config.model.checkpoint_kind == "hub":
             progress.console.print(plan.table())
         plan.check()
@@ -70,8 +76,8 @@ class LiveModel:
         weights = DecoderWeights.load(checkpoint, DTYPE)
         arena = SlotArena(spec.num_experts, codec)
         decoder = Decoder(spec, weights, arena, draft, config.tile_rows, config.kv_capacity)
-        report = invariance_check(decoder)
-        return cls(decoder, store, notes | {"rowwise": str(report.rowwise)})
+        invariance_check(decoder)
+        return cls(decoder, store, notes | {"rowwise": str(decoder.rowwise)})
 
     def run(
         self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None

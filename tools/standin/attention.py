@@ -1,4 +1,4 @@
-"""Differentiable forms over whole sequences for training, without tiles and KV cache; matrices are [out, in]."""
+"""Differentiable attention over whole sequences, without tiles and KV cache; matrices are [out, in]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specter.models.attention import LATENT_NORM_EPS
-from specter.models.rope import rotate, rotate_halves, softmax_scale
+from specter.models.rope import rotate_halves, softmax_scale
 from specter.models.spec import ModelSpec
 
 
@@ -44,8 +44,8 @@ def _latent_heads(
     latent = F.rms_norm(latent.float(), (spec.kv_lora,), weights["kv_norm"], LATENT_NORM_EPS).to(h.dtype)
     kv = F.linear(latent, weights["kv_b"]).unflatten(-1, (spec.num_heads, -1))
     k_nope, v = kv.split((spec.nope_dim, spec.v_dim), dim=-1)
-    q_rope = rotate(q_rope.float(), cos, sin).to(h.dtype)
-    k_rope = rotate(k_rope[:, :, None].float(), cos, sin).to(h.dtype).expand(-1, -1, spec.num_heads, -1)
+    q_rope = _rotate_pairs(q_rope.float(), cos, sin).to(h.dtype)
+    k_rope = _rotate_pairs(k_rope[:, :, None].float(), cos, sin).to(h.dtype).expand(-1, -1, spec.num_heads, -1)
     return torch.cat((q_nope, q_rope), dim=-1), torch.cat((k_nope, k_rope), dim=-1), v
 
 
@@ -59,3 +59,9 @@ def _plain_heads(
     q, k = (rotate_halves(part.float(), cos, sin).to(h.dtype) for part in (q, k))
     group = spec.num_heads // spec.num_kv_heads
     return q, k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
+
+
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates interleaved pairs of x [..., rope_dim]; cos and sin broadcast over [..., rope_dim / 2]."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
