@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,11 +19,13 @@ from tokenizers import Tokenizer
 from harness.plan import TextKey
 from specter.config import RunConfig
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.prompts import encode, prompt_text, warmup_text
 from specter.recording import Recording
 from specter.sources import code_digest
 
 RECORDING, WARMUP = "recording.safetensors", "warmup.safetensors"  # beside a run that was measured on a device
+Files = tuple[Path, Path]  # the recording of a run, and that of its warm-up
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,6 @@ class Text:
 
     config: RunConfig
     prompt: list[int]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a manifest: the files of a recorded run."""
-
-    key: TextKey
-    recording: str
-    warmup: str
 
 
 def texts(config: RunConfig, tokenizer: Tokenizer) -> tuple[Text, Text]:
@@ -82,23 +75,25 @@ class RecordingStore:
         return self._directory / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.safetensors"
 
 
-def manifest_text(entries: Sequence[Entry], notes: dict[str, str]) -> str:
-    """The manifest of a data set, as `read_manifest` reads it."""
-    rows = [{"key": list(entry.key), "recording": entry.recording, "warmup": entry.warmup} for entry in entries]
-    return json.dumps({"notes": notes, "recordings": rows}, indent=1) + "\n"
+def write_manifest(path: Path, files: Mapping[TextKey, Files], notes: dict[str, str]) -> None:
+    """Writes the files of every recorded run, with the notes of the model that was recorded."""
+    rows = [
+        {"key": key, "recording": str(recording), "warmup": str(warmup)} for key, (recording, warmup) in files.items()
+    ]
+    write_json(path, {"notes": notes, "recordings": rows})
 
 
-def read_manifest(path: Path) -> tuple[dict[TextKey, Entry], dict[str, str]]:
-    """Entries by key, and the notes of the model that was recorded."""
+def read_manifest(path: Path) -> tuple[dict[TextKey, Files], dict[str, str]]:
+    """Files by key, and notes, as `write_manifest` takes them."""
     values = json.loads(path.read_text())
-    rows = [Entry(TextKey(*row["key"]), row["recording"], row["warmup"]) for row in values["recordings"]]
-    return {entry.key: entry for entry in rows}, values["notes"]
+    files = {TextKey(*row["key"]): (Path(row["recording"]), Path(row["warmup"])) for row in values["recordings"]}
+    return files, values["notes"]
 
 
-def load_entry(entry: Entry) -> tuple[Recording, Recording]:
+def load_files(files: Files) -> tuple[Recording, Recording]:
     """The recording of a run and that of its warm-up. Raises SpecterError for a file that is missing or damaged."""
     try:
-        return Recording.load(Path(entry.recording)), Recording.load(Path(entry.warmup))
+        return Recording.load(files[0]), Recording.load(files[1])
     except SpecterError as error:
         raise SpecterError(
             error.what, "delete it and the manifests that name it (results/<scale>/manifests), and run again"

@@ -19,7 +19,7 @@ import pandas as pd
 
 from harness.jobs import progress_bar, steps, write_table
 from harness.plan import TextKey, decomposed_pairs, text_key
-from harness.recordings import load_entry, read_manifest
+from harness.recordings import load_files, read_manifest
 from specter.arguments import run_command
 from specter.config import BudgetConfig, RunConfig, SystemConfig
 from specter.memory import DoesNotFit
@@ -144,8 +144,8 @@ def cached(recordings: dict[TextKey, tuple[Recording, Recording]]) -> Replay:
 
 def main(options: Options) -> None:
     pairs = decomposed_pairs(options.scale, options.model, options.dataset)
-    entries, _ = read_manifest(options.manifest)
-    replay = cached({key: load_entry(entry) for key, entry in entries.items()})
+    files, _ = read_manifest(options.manifest)
+    replay = cached({key: load_files(pair) for key, pair in files.items()})
     frame = pd.DataFrame(rows(pairs, replay))
     write_table(options.out, frame)
     print(f"{len(frame)} rows")

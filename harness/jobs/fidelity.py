@@ -116,11 +116,11 @@ def requests(run: RunConfig, probe: Probe, manifests: Sequence[Path]) -> list[Re
 def _recorded(probe: Probe, manifests: Sequence[Path]) -> Iterator[Request]:
     """Prompts with what plain decoding generated after them."""
     for path in manifests:
-        entries, _ = read_manifest(path)
+        files, _ = read_manifest(path)
         for sampling in probe.samplings:
-            keys = sorted(key for key in entries if key.k == 0 and key.sampling == sampling)
+            keys = sorted(key for key in files if key.k == 0 and key.sampling == sampling)
             for key in keys[: probe.num_requests]:
-                recording = Recording.load(Path(entries[key].recording))
+                recording = Recording.load(files[key][0])
                 yield Request(sampling, path.stem, [*recording.prompt, *recording.tokens])
 
 

@@ -23,14 +23,14 @@ from tokenizers import Tokenizer
 from harness.jobs import ExperimentOptions, preflight, progress_bar, steps
 from harness.jobs.replay import check_names
 from harness.plan import TextKey, experiment_runs, text_key
-from harness.recordings import RECORDING, WARMUP, Entry, manifest_text
+from harness.recordings import RECORDING, WARMUP, Files, write_manifest
 from harness.scales import load_scale
 from specter import provenance
 from specter.arguments import run_command
 from specter.build import check_paths
 from specter.config import ExecutionConfig, RunConfig, to_yaml
 from specter.errors import SpecterError
-from specter.files import files_digest, write_whole
+from specter.files import files_digest
 from specter.memory import DoesNotFit
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda.memory import DeviceBudget
@@ -190,14 +190,13 @@ def check_lossless(runs: Runs) -> None:
         )
 
 
-def entries(runs: Runs) -> list[Entry]:
+def recorded(runs: Runs) -> dict[TextKey, Files]:
     """A recording of every text, K and draft, where a run that made one fits; one of a resident run has no routing."""
-    found: dict[TextKey, Entry] = {}
+    found: dict[TextKey, Files] = {}
     for run in runs.each:
         if (run.directory / RECORDING).is_file() and not run.config.system.holds_all:
-            key = text_key(run.config)
-            found.setdefault(key, Entry(key, str(run.directory / RECORDING), str(run.directory / WARMUP)))
-    return list(found.values())
+            found.setdefault(text_key(run.config), (run.directory / RECORDING, run.directory / WARMUP))
+    return found
 
 
 def publish(runs: Runs, out: Path) -> None:
@@ -232,7 +231,7 @@ def main(options: Options) -> None:
     notes = {key: str(where[key]) for key in NOTED if key in where}
     measure(runs, lambda config: CudaModel.load(resolve(config), Console(stderr=True)), notes, title)
     check_lossless(runs)
-    write_whole(options.manifest, manifest_text(entries(runs), {**notes, "origin": name}))
+    write_manifest(options.manifest, recorded(runs), notes | {"origin": name})
     publish(runs, options.out)
     num_misfits = sum(not run.metrics["fits_budget"] for run in runs.planned)
     print(f"{len(runs.planned)} runs, {num_misfits} of them misfits; {num_todo} new; all tokens are plain decoding's")

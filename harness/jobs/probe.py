@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from harness.jobs import model_columns, progress_bar, steps, write_table
 from harness.plan import ProbePlan, TextKey, probe_plan
-from harness.recordings import Entry, read_manifest
+from harness.recordings import Files, read_manifest
 from specter.arguments import run_command
 from specter.metrics import distinct_4grams
 from specter.models.cpu.live import LiveModel
@@ -55,51 +55,39 @@ class Options:
     out: Path
 
 
-def fidelity_rows(matches: NDArray[np.float64]) -> Iterator[Row]:
-    """One row per layer from matches [N, MoE layers]."""
+def draft_rows(matches: NDArray[np.float64], num_accepted: int, num_examined: int, runs: list[int]) -> Iterator[Row]:
+    """Fidelity by layer from matches [N, MoE layers], acceptance, and how many accepted runs have each length `k`."""
     for layer, value in enumerate(matches.mean(0)):
         yield {"quantity": "fidelity", "layer": layer, "value": float(value), "num": len(matches)}
+    yield {"quantity": "acceptance", "value": num_accepted / num_examined, "num": num_examined}
+    for length, count in sorted(Counter(runs).items()):
+        yield {"quantity": "run", "k": length, "value": float(count), "num": len(runs)}
 
 
-def union_rows(routing: NDArray[np.int16], num_experts: int) -> Iterator[Row]:
+def text_rows(routing: NDArray[np.int16], num_experts: int, tokens: list[int]) -> Iterator[Row]:
+    """Expert union by window `k`, and repetition."""
     for k, value in union_sizes(routing, num_experts, WINDOWS).items():
         yield {"quantity": "union", "k": k, "value": value, "num": len(routing)}
+    yield {"quantity": "distinct_4grams", "value": distinct_4grams(tokens), "num": len(tokens)}
 
 
-def run_rows(lengths: list[int]) -> Iterator[Row]:
-    """The number of accepted runs of each length; `k` is the length."""
-    for length, count in sorted(Counter(lengths).items()):
-        yield {"quantity": "run", "k": length, "value": float(count), "num": len(lengths)}
-
-
-def scalar(quantity: str, value: float, num: int) -> Row:
-    return {"quantity": quantity, "value": value, "num": num}
-
-
-def generated_rows(entries: Mapping[TextKey, Entry], sampling: str, num_experts: int) -> Iterator[Row]:
+def generated_rows(files: Mapping[TextKey, Files], sampling: str, num_experts: int) -> Iterator[Row]:
     """Rows of one data set and sampling."""
-    mine = {key: one for key, one in entries.items() if key.sampling == sampling and key.draft == SHARED}
+    mine = {key: pair for key, pair in files.items() if key.sampling == sampling and key.draft == SHARED}
     recorded = Counter(key.k for key in mine if key.k)
     k = max(recorded, key=lambda depth: (recorded[depth], depth))
-    drafted = [Recording.load(Path(entry.recording)) for key, entry in mine.items() if key.k == k]
-    plain = [Recording.load(Path(entry.recording)) for key, entry in mine.items() if key.k == 0]
-    yield from fidelity_rows(generated_matches(drafted))
-    accepted, examined = acceptance(drafted)
-    yield scalar("acceptance", accepted / examined, examined)
-    yield from run_rows(accepted_runs(drafted))
+    drafted, plain = ([Recording.load(one) for key, (one, _) in mine.items() if key.k == depth] for depth in (k, 0))
+    yield from draft_rows(generated_matches(drafted), *acceptance(drafted), accepted_runs(drafted))
     for recording in plain:
-        yield from union_rows(decoded_routing(recording), num_experts)
-        yield scalar("distinct_4grams", distinct_4grams(recording.tokens), len(recording.tokens))
+        yield from text_rows(decoded_routing(recording), num_experts, recording.tokens)
 
 
 def forced_rows(model: LiveModel, tokens: list[int]) -> Iterator[Row]:
     """Rows of one held-out text."""
     forced = force(model, tokens, FORCED_WINDOW)
-    yield from fidelity_rows(match(forced.draft_routing, forced.target_routing))
-    yield scalar("acceptance", float(forced.agrees.mean()), len(forced.agrees))
-    yield from run_rows(runs_of(forced.agrees))
-    yield from union_rows(forced.target_routing, model.decoder.num_experts)
-    yield scalar("distinct_4grams", distinct_4grams(tokens), len(tokens))
+    matches = match(forced.draft_routing, forced.target_routing)
+    yield from draft_rows(matches, int(forced.agrees.sum()), len(forced.agrees), runs_of(forced.agrees))
+    yield from text_rows(forced.target_routing, model.decoder.num_experts, tokens)
 
 
 def measure(plan: ProbePlan, manifests: Sequence[Path]) -> list[Row]:
@@ -116,9 +104,9 @@ def measure(plan: ProbePlan, manifests: Sequence[Path]) -> list[Row]:
                 rows += [{"mode": "teacher-forced", "dataset": HELD_OUT.stem} | row for row in forced_rows(model, cut)]
     num_experts = read_spec(Path(config.model.checkpoint)).num_experts
     for path in manifests:
-        entries, _ = read_manifest(path)
-        for sampling in sorted({key.sampling for key in entries}):
-            found = generated_rows(entries, sampling, num_experts)
+        files, _ = read_manifest(path)
+        for sampling in sorted({key.sampling for key in files}):
+            found = generated_rows(files, sampling, num_experts)
             named = {"mode": sampling, "dataset": path.stem, "temperature": plan.temperatures[sampling]}
             rows += [named | row for row in found]
     return rows

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.jobs import ExperimentOptions, progress_bar, steps
-from harness.plan import recording_runs, text_key
-from harness.recordings import Entry, RecordingStore, Text, manifest_text, texts
+from harness.plan import TextKey, recording_runs, text_key
+from harness.recordings import Files, RecordingStore, Text, texts, write_manifest
 from specter.arguments import run_command
 from specter.config import RunConfig
 from specter.errors import SpecterError
-from specter.files import write_json, write_whole
+from specter.files import write_json
 from specter.prompts import load_tokenizer
 from specter.recording import Recording
 
@@ -63,9 +64,9 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
             mine.rename(store.path(text))
 
 
-def check_lossless(entries: list[Entry]) -> None:
+def check_lossless(files: Mapping[TextKey, Files]) -> None:
     """Compares every recording with the plain one of its text. Raises SpecterError naming the first that differs."""
-    tokens = {entry.key: Recording.load(Path(entry.recording)).tokens for entry in entries}
+    tokens = {key: Recording.load(recording).tokens for key, (recording, _) in files.items()}
     for key, mine in tokens.items():
         plain = tokens[key.plain]
         if key.sampling != "rejection" and mine != plain:
@@ -84,14 +85,14 @@ def main(options: Options) -> None:
     todo = missing_texts(pairs, store)
     if todo:
         record(todo, store, drafting)
-    entries = [
-        Entry(text_key(config), str(store.path(text)), str(store.path(warmup)))
+    files = {
+        text_key(config): (store.path(text), store.path(warmup))
         for config, (text, warmup) in zip(configs, pairs, strict=True)
-    ]
-    check_lossless(entries)
+    }
+    check_lossless(files)
     notes = json.loads(store.path(pairs[0][0]).with_name(NOTES).read_text())
-    write_whole(options.out, manifest_text(entries, notes | {"origin": store.origin}))
-    print(f"{len(entries)} live runs, {len(todo)} texts recorded now; all agree with plain decoding")
+    write_manifest(options.out, files, notes | {"origin": store.origin})
+    print(f"{len(files)} live runs, {len(todo)} texts recorded now; all agree with plain decoding")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.jobs import ExperimentOptions, progress_bar, steps
 from harness.plan import TextKey, experiment_runs, text_key
-from harness.recordings import load_entry, read_manifest
+from harness.recordings import load_files, read_manifest
 from specter.arguments import run_command
 from specter.config import RunConfig
 from specter.errors import SpecterError
@@ -40,14 +40,14 @@ def main(options: Options) -> None:
     check_names(configs)
     # Runs that differ only in their input are adjacent, and so share a warm-up.
     configs.sort(key=lambda config: (run_id(replace(config, input=0)), config.input))
-    entries, notes = read_manifest(options.manifest)
+    files, notes = read_manifest(options.manifest)
     loaded: dict[TextKey, tuple[Recording, Recording]] = {}
     replayer = Replayer()
     with progress_bar() as progress:
         for config in steps(configs, f"replay {options.experiment} {options.model} {options.dataset}", progress):
             key = text_key(config)
             for one in {key, key.plain} - set(loaded):
-                loaded[one] = load_entry(entries[one])
+                loaded[one] = load_files(files[one])
             directory = options.out / run_id(config)
             try:
                 result = replayer.replay(resolve(config), *loaded[key])

@@ -13,7 +13,7 @@ import yaml
 
 from harness import scales
 from harness.jobs import charge, preflight, write_table
-from harness.jobs.measure import Runs, check_lossless, entries, measure, publish, slots_of
+from harness.jobs.measure import Runs, check_lossless, measure, publish, recorded, slots_of
 from harness.jobs.tidy import Options as TidyOptions
 from harness.jobs.tidy import gather
 from harness.jobs.tidy import main as gather_tables
@@ -113,9 +113,9 @@ def test_every_run_is_kept_compared_and_recorded(live: LiveModel, configs: list[
     misfit = frame[~frame["fits_budget"]]
     assert misfit[["system", "budget", "clock"]].values.tolist() == [[*MISFIT, "device"]]
     assert frame[frame["fits_budget"]]["agrees_with_plain"].eq(True).all()
-    found = {entry.key: Path(entry.recording) for entry in entries(runs)}
+    found = recorded(runs)
     assert set(found) == {TextKey("greedy", 16, k, 0, draft) for k, draft in ((0, "shared"), (3, "shared"), (3, "own"))}
-    assert all(path.is_file() for path in found.values())
+    assert all(path.is_file() for pair in found.values() for path in pair)
     noted = json.loads((runs.planned[0].directory / "env.json").read_text())
     assert noted["gpu"] == "none" and noted["driver_version"] == "1"
 
@@ -146,7 +146,7 @@ def test_a_resident_run_is_no_recording(live: LiveModel, configs: list[RunConfig
     resident = dataclasses.replace(configs[2], system=load_system("resident"))
     runs = run([resident], Runner(live), tmp_path)
     (plain,) = runs.plain.values()
-    assert [entry.recording for entry in entries(runs)] == [str(plain.directory / RECORDING)]
+    assert [recording for recording, _ in recorded(runs).values()] == [plain.directory / RECORDING]
 
 
 def test_a_run_without_its_trace_is_measured_again(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
