@@ -10,6 +10,16 @@ from specter.files import read_object
 from specter.models.families.base import FAMILIES, Config, Family
 from specter.models.spec import ModelSpec, RopeSpec
 
+# Fields of `ModelSpec` and their keys in every family's config.json; the latter may be absent.
+_KEYS = {
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "top_k": "num_experts_per_tok",
+    "num_heads": "num_attention_heads",
+}
+_DEFAULTED = {"norm_eps": "rms_norm_eps", "max_positions": "max_position_embeddings", "tied": "tie_word_embeddings"}
+
 
 def read_spec(directory: Path) -> ModelSpec:
     """The spec of a checkpoint directory, named after it. Raises SpecterError as `spec_of`, or for a damaged file."""
@@ -40,7 +50,10 @@ def spec_of(config: Config, name: str) -> ModelSpec:
                 f"{name}: the checkpoint is quantised already ({method})",
                 f"use the 16-bit one ({family.published}); the draft is made from it by python -m specter.quantize",
             )
-        fields = _shared_fields(config) | family.read(config, name)
+        fields = {field: config[key] for field, key in {**_KEYS, **family.keys}.items()}
+        defaulted = {field: config[key] for field, key in _DEFAULTED.items() if key in config}
+        fields |= {field: type(getattr(ModelSpec, field))(value) for field, value in defaulted.items()}
+        fields |= family.read(config, name)
     except (TypeError, ValueError, AttributeError) as error:
         raise SpecterError(
             f"{name}: config.json has a value of the wrong type: {error}", "use the checkpoint's own config.json"
@@ -49,7 +62,7 @@ def spec_of(config: Config, name: str) -> ModelSpec:
         raise SpecterError(
             f"{name}: config.json lacks {missing}", "use the config.json that came with the checkpoint"
         ) from None
-    spec = ModelSpec(name=name, **fields | {"rope": RopeSpec(**fields["rope"])})
+    spec = ModelSpec(name=name, family=model_type, **fields | {"rope": RopeSpec(**fields["rope"])})
     _check_sizes(spec, family)
     return spec
 
@@ -57,34 +70,13 @@ def spec_of(config: Config, name: str) -> ModelSpec:
 def config_of(spec: ModelSpec) -> Config:
     """The hub configuration of a spec; `spec_of` reads it back unchanged."""
     family = FAMILIES[spec.family]
-    shared = {
+    return {
         "architectures": [family.architecture],
         "model_type": spec.family,
-        "vocab_size": spec.vocab,
-        "hidden_size": spec.hidden,
-        "num_hidden_layers": spec.num_layers,
-        "num_experts_per_tok": spec.top_k,
-        "num_attention_heads": spec.num_heads,
-        "rms_norm_eps": spec.norm_eps,
-        "max_position_embeddings": spec.max_positions,
+        **{key: getattr(spec, field) for field, key in {**_KEYS, **_DEFAULTED, **family.keys}.items()},
         "hidden_act": "silu",
-        "tie_word_embeddings": spec.tied,
         "rope_theta": spec.rope.theta,
-    }
-    return shared | family.write(spec)
-
-
-def _shared_fields(config: Config) -> Config:
-    return {
-        "family": config["model_type"],
-        "vocab": config["vocab_size"],
-        "hidden": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "top_k": config["num_experts_per_tok"],
-        "num_heads": config["num_attention_heads"],
-        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
-        "max_positions": int(config.get("max_position_embeddings", 4096)),
-        "tied": bool(config.get("tie_word_embeddings", False)),
+        **family.write(spec),
     }
 
 

@@ -22,6 +22,7 @@ class Family:
     Attributes:
         architecture: the class name in config.json.
         published: a checkpoint of this family, named in error messages.
+        keys: the key in config.json of fields of `ModelSpec` that are copied as they are.
         supported: the values of config.json that the decoder implements, by key (None: absent).
         may_be_zero: fields of `ModelSpec` that may be 0 besides `num_dense_layers`; the default is of plain heads.
         from_hub: renames a tensor of a file; several file layouts may map to one of Specter's names.
@@ -30,6 +31,7 @@ class Family:
 
     architecture: str
     published: str
+    keys: ClassVar[Mapping[str, str]] = {}
     supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     may_be_zero: frozenset[str] = frozenset({"nope_dim", "kv_lora", "shared_inter"})
     from_hub: Rules = ()
@@ -37,7 +39,7 @@ class Family:
 
     @staticmethod
     def read(config: Config, name: str) -> Config:
-        """Fields of `ModelSpec` beyond the shared ones; `rope` as a dict of `RopeSpec` fields.
+        """Fields of `ModelSpec` that are neither shared nor in `keys`; `rope` as a dict of `RopeSpec` fields.
 
         Raises:
             SpecterError: a setting that the decoder does not implement.
@@ -46,7 +48,7 @@ class Family:
 
     @staticmethod
     def write(spec: ModelSpec) -> Config:
-        """The inverse of `read`."""
+        """The inverse of `read`: entries of config.json."""
         raise NotImplementedError
 
 

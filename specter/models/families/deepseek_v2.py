@@ -8,12 +8,23 @@ from specter.models.families.base import FAMILIES, Config, Family, rope_settings
 from specter.models.spec import ModelSpec
 
 _GREEDY, _GROUPED = "greedy", "group_limited_greedy"
+_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # optional, under the same names in `RopeSpec`
 
 
 @FAMILIES.register("deepseek_v2")
 class DeepseekV2(Family):
     architecture = "DeepseekV2ForCausalLM"
     published = "DeepSeek-V2-Lite"
+    keys: ClassVar = {
+        "num_dense_layers": "first_k_dense_replace",
+        "dense_inter": "intermediate_size",
+        "expert_inter": "moe_intermediate_size",
+        "num_experts": "n_routed_experts",
+        "nope_dim": "qk_nope_head_dim",
+        "rope_dim": "qk_rope_head_dim",
+        "v_dim": "v_head_dim",
+        "kv_lora": "kv_lora_rank",
+    }
     supported: ClassVar = {
         "q_lora_rank": (None,),
         "topk_method": (_GREEDY, _GROUPED, None),
@@ -32,22 +43,11 @@ class DeepseekV2(Family):
         if kind == "yarn":
             rope |= {
                 "factor": float(scaling["factor"]),
-                "beta_fast": float(scaling.get("beta_fast", 32)),
-                "beta_slow": float(scaling.get("beta_slow", 1)),
-                "mscale": float(scaling.get("mscale", 1.0)),
-                "mscale_all_dim": float(scaling.get("mscale_all_dim", 0.0)),
+                **{key: float(scaling[key]) for key in _YARN if key in scaling},
                 "original_max_positions": int(scaling["original_max_position_embeddings"]),
             }
         return {
-            "num_dense_layers": config["first_k_dense_replace"],
-            "dense_inter": config["intermediate_size"],
-            "expert_inter": config["moe_intermediate_size"],
-            "num_experts": config["n_routed_experts"],
             "shared_inter": config["n_shared_experts"] * config["moe_intermediate_size"],
-            "nope_dim": config["qk_nope_head_dim"],
-            "rope_dim": config["qk_rope_head_dim"],
-            "v_dim": config["v_head_dim"],
-            "kv_lora": config["kv_lora_rank"],
             "routed_scaling": float(config.get("routed_scaling_factor", 1.0)),
             "num_groups": config["n_group"] if grouped else 1,
             "top_groups": config["topk_group"] if grouped else 1,
@@ -57,17 +57,9 @@ class DeepseekV2(Family):
     @staticmethod
     def write(spec: ModelSpec) -> Config:
         config: Config = {
-            "first_k_dense_replace": spec.num_dense_layers,
-            "intermediate_size": spec.dense_inter,
-            "moe_intermediate_size": spec.expert_inter,
-            "n_routed_experts": spec.num_experts,
             "n_shared_experts": spec.shared_inter // spec.expert_inter,
             "num_key_value_heads": spec.num_heads,
-            "qk_nope_head_dim": spec.nope_dim,
-            "qk_rope_head_dim": spec.rope_dim,
-            "v_head_dim": spec.v_dim,
             "head_dim": spec.rope_dim,
-            "kv_lora_rank": spec.kv_lora,
             "q_lora_rank": None,
             "topk_method": _GROUPED if spec.num_groups > 1 else _GREEDY,
             "norm_topk_prob": False,
@@ -80,11 +72,7 @@ class DeepseekV2(Family):
             config["rope_scaling"] = {
                 "rope_type": "yarn",
                 "rope_theta": spec.rope.theta,
-                "factor": spec.rope.factor,
-                "beta_fast": spec.rope.beta_fast,
-                "beta_slow": spec.rope.beta_slow,
-                "mscale": spec.rope.mscale,
-                "mscale_all_dim": spec.rope.mscale_all_dim,
+                **{key: getattr(spec.rope, key) for key in ("factor", *_YARN)},
                 "original_max_position_embeddings": spec.rope.original_max_positions,
             }
         return config

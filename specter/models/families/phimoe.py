@@ -13,6 +13,7 @@ from specter.models.spec import ModelSpec
 class Phimoe(Family):
     architecture = "PhimoeForCausalLM"
     published = "Phi-3.5-MoE"
+    keys: ClassVar = {"expert_inter": "intermediate_size", "num_experts": "num_local_experts"}
     supported: ClassVar = {"num_experts_per_tok": (2,)}  # sparsemixer has two masked softmaxes
     from_hub = (
         (r"\.block_sparse_moe\.", ".mlp."),
@@ -57,8 +58,6 @@ class Phimoe(Family):
         return grouped_heads(config) | {
             "num_dense_layers": 0,
             "dense_inter": 0,
-            "expert_inter": config["intermediate_size"],
-            "num_experts": config["num_local_experts"],
             "shared_inter": 0,
             "qkv_bias": bool(config.get("attention_bias", False)),
             "o_bias": bool(config.get("attention_bias", False)),
@@ -74,8 +73,6 @@ class Phimoe(Family):
         config: Config = {
             "num_key_value_heads": spec.num_kv_heads,
             "head_dim": spec.rope_dim,
-            "intermediate_size": spec.expert_inter,
-            "num_local_experts": spec.num_experts,
             "attention_bias": spec.qkv_bias,
             "lm_head_bias": spec.head_bias,
             "router_jitter_noise": spec.router_jitter,

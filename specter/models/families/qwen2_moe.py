@@ -13,6 +13,11 @@ from specter.models.spec import ModelSpec
 class Qwen2Moe(Family):
     architecture = "Qwen2MoeForCausalLM"
     published = "Qwen1.5-MoE-A2.7B"
+    keys: ClassVar = {
+        "expert_inter": "moe_intermediate_size",
+        "num_experts": "num_experts",
+        "shared_inter": "shared_expert_intermediate_size",
+    }
     supported: ClassVar = {"use_sliding_window": (False, None), "decoder_sparse_step": (1, None)}
     from_hub = ((r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),)
     to_hub = ((r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),)
@@ -29,9 +34,6 @@ class Qwen2Moe(Family):
         return grouped_heads(config) | {
             "num_dense_layers": len(dense),
             "dense_inter": config["intermediate_size"] if dense else 0,
-            "expert_inter": config["moe_intermediate_size"],
-            "num_experts": config["num_experts"],
-            "shared_inter": config["shared_expert_intermediate_size"],
             "shared_gate": True,
             "qkv_bias": bool(config.get("qkv_bias", True)),
             "norm_top_k": bool(config.get("norm_topk_prob", False)),
@@ -44,9 +46,6 @@ class Qwen2Moe(Family):
             "num_key_value_heads": spec.num_kv_heads,
             "head_dim": spec.rope_dim,
             "intermediate_size": spec.dense_inter or spec.shared_inter,
-            "moe_intermediate_size": spec.expert_inter,
-            "shared_expert_intermediate_size": spec.shared_inter,
-            "num_experts": spec.num_experts,
             "mlp_only_layers": list(range(spec.num_dense_layers)),
             "decoder_sparse_step": 1,
             "norm_topk_prob": spec.norm_top_k,
