@@ -5,9 +5,10 @@ Defaults live here alone: files in conf/ state what they change.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -186,13 +187,30 @@ def validate(config: RunConfig) -> RunConfig:
     return config
 
 
-def _check_names(group: Any, prefix: str = "") -> None:
-    for one in fields(group):
-        value = getattr(group, one.name)
-        if is_dataclass(value):
-            _check_names(value, f"{prefix}{one.name}.")
-        elif "names" in one.metadata and value not in (names := one.metadata["names"]()):
-            raise SpecterError(f"{prefix}{one.name}={value!r} is unknown", f"use one of: {', '.join(names)}")
+@functools.cache
+def _named(schema: type[Any] = RunConfig, prefix: str = "") -> dict[str, Callable[[], tuple[str, ...]]]:
+    """Keys with a list of legal values, and what returns it."""
+    found: dict[str, Callable[[], tuple[str, ...]]] = {}
+    for name, hint in get_type_hints(schema).items():
+        if isinstance(hint, type) and is_dataclass(hint):
+            found |= _named(hint, f"{prefix}{name}.")
+        elif "names" in (metadata := schema.__dataclass_fields__[name].metadata):
+            found[prefix + name] = metadata["names"]
+    return found
+
+
+def legal_values(extensions: Sequence[str]) -> str:
+    """The legal values of each key that has a list of them, a line each, for `--help`."""
+    for package in extensions:
+        import_modules(package)
+    return "\n".join(f"{key}: {', '.join(names())}" for key, names in _named().items())
+
+
+def _check_names(config: RunConfig) -> None:
+    for key, names in _named().items():
+        value: Any = functools.reduce(getattr, key.split("."), config)
+        if value not in names():
+            raise SpecterError(f"{key}={value!r} is unknown", f"use one of: {', '.join(names())}")
 
 
 def _check_system(config: RunConfig) -> None:
@@ -280,4 +298,5 @@ def _defaults(schema: type[Any]) -> dict[str, Any]:
 
 
 # A command line may override every key that has a default, whether or not a file in conf/ states it.
+OmegaConf.register_new_resolver("legal_values", legal_values, replace=True)
 ConfigStore.instance().store(name="defaults", node=_defaults(RunConfig))

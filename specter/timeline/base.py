@@ -1,14 +1,14 @@
-"""The two lanes that the engine issues work on, and what a clock must answer about them.
+"""The clock of the engine: a host, and two lanes that it issues work to.
 
-One engine, two clocks. A `Timeline` has a host (which issues and sometimes waits), a compute lane and a
-link lane (host memory to device memory). Work on a lane runs in issue order; `after` adds cross-lane waits.
-`virtual` runs the numerics at once and charges time by a roofline; `cuda` issues to streams and measures.
+The host issues and sometimes waits. The compute lane and the link lane (host memory to device memory) run work in issue
+order; `after` adds waits between the lanes. `virtual` runs the numerics at once and charges time by a roofline; `cuda`
+issues to streams and measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, Protocol, TypeVar
 
 from specter.timeline.trace import TraceOp
@@ -26,13 +26,12 @@ class Mark(Protocol):
 
     @property
     def copied_bytes(self) -> int:
-        """Of the copies issued before it."""
+        """Bytes of the copies issued before it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What one piece of compute costs on the machine that it stands for. Itself, not its numbers, is a key: a clock
-    looks up by it what it charges.
+    """The cost of one piece of compute. Compared by identity, which a clock uses as a key of its charges.
 
     hbm_bytes: bytes read and written in device memory · flops: floating-point operations ·
     kernels: device kernels in it · launches: host launches (a captured graph is one launch of many kernels).
@@ -56,18 +55,12 @@ class LaneTotals:
     num_copies: int = 0
 
     def minus(self, earlier: LaneTotals) -> LaneTotals:
-        return LaneTotals(
-            self.compute_busy_ns - earlier.compute_busy_ns,
-            self.link_busy_ns - earlier.link_busy_ns,
-            self.stall_ns - earlier.stall_ns,
-            self.copied_bytes - earlier.copied_bytes,
-            self.num_copies - earlier.num_copies,
-        )
+        return LaneTotals(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(LaneTotals)))
 
 
 class Timeline(Protocol):
     clock: Clock
-    ops: list[TraceOp] | None  # what ran when, if the timeline was asked to trace
+    ops: list[TraceOp] | None  # spans on the lanes, if the timeline traces
 
     def now_ns(self) -> int:
         """The host's time."""
@@ -79,10 +72,10 @@ class Timeline(Protocol):
         """Issues one host-to-device copy on the link lane behind `after`."""
 
     def wait(self, event: Event) -> None:
-        """Blocks the host until `event` (a device-to-host read of a result costs one sync)."""
+        """Blocks the host until `event`; charged as one sync, the read of a result."""
 
     def wait_first(self, events: Sequence[Event]) -> None:
-        """Blocks the host until at least one of `events` (not none of them) has happened."""
+        """Blocks the host until at least one of `events`, which is not empty, has happened."""
 
     def is_done(self, event: Event) -> bool:
         """Whether `event` has happened at the host's time."""
@@ -94,10 +87,10 @@ class Timeline(Protocol):
         """Blocks the host until both lanes are empty."""
 
     def totals(self) -> LaneTotals:
-        """Totals so far."""
+        """Totals of all work issued so far."""
 
     def mark(self) -> Mark:
-        """Now, in the order of issue; costs next to nothing, so that totals can be asked for at leisure."""
+        """The current point in the order of issue. Cheap: `totals_at` computes the totals later."""
 
     def totals_at(self, mark: Mark) -> LaneTotals:
-        """Totals of what was issued before `mark`; blocks the host until that has ended."""
+        """Totals of the work issued before `mark`; blocks the host until it has ended."""

@@ -1,6 +1,6 @@
-"""A machine in ten numbers: what the virtual clock charges with, and what the floors divide by.
+"""The rates of a machine, for the virtual clock and the floors.
 
-The numbers live in conf/hardware/*.yaml, one file per machine, each with the source of every number.
+conf/hardware/ has one file per machine, with the source of every number.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NS_PER_S = 1_000_000_000
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
-    """Rounds up: the one rounding rule of the virtual clock."""
+    """Rounds up, as the virtual clock does everywhere."""
     return -(-dividend // divisor)
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One GPU, its host and the link between them. Rates are achieved rates, not peaks, unless `source` says so."""
+    """One GPU, its host and the link between them. Rates are achieved ones, not peaks, unless `source` says so."""
 
     name: str
     hbm_bytes_per_s: int
@@ -37,7 +37,7 @@ class Hardware:
     link_latency_ns: int  # per copy, on the link lane
     launch_ns: int  # host time per launch
     kernel_ns: int  # device time per kernel beyond its bytes and flops
-    sync_ns: int  # host time of a blocking read of a small result, after the result exists
+    sync_ns: int  # host time of a blocking read of a small result that exists already
     source: str  # one line per number: "<field>: where it comes from"
     title: str = ""  # how figures and tables show it
 
@@ -54,10 +54,8 @@ class Hardware:
         if missing := sorted(names - set(values) - {"title"}):
             raise SpecterError(f"{where}: hardware key {missing[0]!r} is missing", "add it (see conf/hardware/)")
         for key, value in values.items():
-            if key == "title" and isinstance(value, str):
-                continue
             if key in ("name", "source", "title"):
-                if not isinstance(value, str) or not value.strip():
+                if not isinstance(value, str) or not (value.strip() or key == "title"):
                     raise SpecterError(f"{where}: {key} is {value!r}", "give a text that is not empty")
                 continue
             least = 0 if key.endswith("_ns") else 1
@@ -72,11 +70,11 @@ class Hardware:
         return (memory if memory > arithmetic else arithmetic) + work.kernels * self.kernel_ns
 
     def hbm_ns(self, num_bytes: int) -> int:
-        """Time to move these bytes through device memory, and nothing else."""
+        """Time to move these bytes through device memory."""
         return ceil_div(num_bytes * NS_PER_S, self.hbm_bytes_per_s)
 
     def copy_ns(self, num_bytes: int) -> int:
-        """Time that one copy of `num_bytes` holds the link."""
+        """Time that one copy of `num_bytes` occupies the link."""
         return self.link_latency_ns + -(-num_bytes * NS_PER_S // self.link_bytes_per_s)
 
 

@@ -1,7 +1,7 @@
 """A run's lanes as Chrome-trace JSON, for Perfetto or chrome://tracing.
 
-Format: "Trace Event Format" (Google, 2016), JSON object form: complete events (ph X, microseconds) and
-thread names (ph M). Nanoseconds survive as three decimals.
+Format: "Trace Event Format" (Google, 2016), JSON object form: complete events (ph X, microseconds with three decimals)
+and thread names (ph M).
 """
 
 from __future__ import annotations
@@ -39,17 +39,10 @@ def chrome_trace(ops: Iterable[TraceOp], metadata: Mapping[str, Any]) -> dict[st
     for op in ops:
         counts = {"bytes": op.num_bytes, "flops": op.flops, "stall_ns": op.stall_ns}
         events.append(
-            {
-                "ph": "X",
-                "pid": 1,
-                "tid": threads[op.lane],
-                "name": op.label,
-                "cat": op.lane,
-                "ts": op.start_ns / 1000,
-                "dur": (op.end_ns - op.start_ns) / 1000,
-                "args": {key: value for key, value in counts.items() if value},
-            }
-        )
+            {"ph": "X", "pid": 1, "tid": threads[op.lane], "name": op.label, "cat": op.lane,
+             "ts": op.start_ns / 1000, "dur": (op.end_ns - op.start_ns) / 1000,
+             "args": {key: value for key, value in counts.items() if value}}
+        )  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": dict(metadata)}
 
 

@@ -1,7 +1,7 @@
 """The virtual clock: runs the numerics at once and charges their time by a roofline (docs/decisions/0001).
 
-Three clocks in whole nanoseconds: the host, the compute lane and the link lane. Work on a lane starts at the
-latest of: the host has issued it, the lane is free, everything in `after` has ended.
+Host, compute lane and link lane have a clock each, in whole nanoseconds. Work on a lane starts as soon as the host has
+issued it, the lane is free and everything in `after` has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specter.timeline.hardware import Hardware
 from specter.timeline.trace import TraceOp
 
 
-@dataclass(slots=True)  # not frozen: a replay makes a million of them, and a frozen one takes three times as long
+@dataclass(slots=True)  # not frozen: a replay makes a million of them, and freezing triples their cost
 class VirtualEvent:
     """The end of one piece of work on the virtual clock."""
 
@@ -22,7 +22,7 @@ class VirtualEvent:
     is_copy: bool
 
     def __deepcopy__(self, memo: object) -> VirtualEvent:
-        return self  # never changed
+        return self  # never modified
 
 
 class VirtualTimeline:
@@ -46,7 +46,7 @@ class VirtualTimeline:
         self._stall_ns = 0
         self._copied_bytes = 0
         self._num_copies = 0
-        self._work_ns: dict[Work, tuple[int, int]] = {}  # charged before: to the host, to the lane
+        self._work_ns: dict[Work, tuple[int, int]] = {}  # charges of the host and of the lane
         self._copy_ns: dict[int, int] = {}  # by bytes
 
     def now_ns(self) -> int:
@@ -55,8 +55,7 @@ class VirtualTimeline:
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, VirtualEvent]:
         """Charges `work` behind `after` and runs `run` now.
 
-        Stall is the part of the wait before the start that copies alone cause: start minus the latest of
-        host, lane and `after` events that are not copies.
+        Stall is the wait that copies alone cause: start minus the latest of host, lane and other `after` events.
         """
         charged = self._work_ns.get(work)
         if charged is None:
@@ -122,7 +121,7 @@ class VirtualTimeline:
             self.ops.append(TraceOp("host", "wait", issued, self._host_ns))
 
     def wait_first(self, events: Sequence[Event]) -> None:
-        """Moves the host to the earliest end. Polling is not charged; `wait` charges the read of a result."""
+        """Moves the host to the earliest end. Polling is free; `wait` charges the read of a result."""
         issued = self._host_ns
         earliest = min(event.end_ns for event in events if isinstance(event, VirtualEvent))
         if earliest > issued:
@@ -135,7 +134,7 @@ class VirtualTimeline:
         return event.end_ns <= self._host_ns
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """As in `Timeline`; fails, as on a device, if either has not happened yet at the host's time."""
+        """See `Timeline`; raises RuntimeError, as a device does, if either has not happened at the host's time."""
         assert isinstance(start, VirtualEvent) and isinstance(end, VirtualEvent)
         if max(start.end_ns, end.end_ns) > self._host_ns:
             raise RuntimeError("elapsed_ns of an event that the host has not waited for")

@@ -44,6 +44,13 @@ def test_a_policy_of_an_extension_is_known_once_the_extension_is_named(
     assert from_values(plain | {"extensions": ["baselines", "more_policies"]}).system.planner == "eager"
 
 
+def test_help_lists_the_registered_names_of_the_baselines_too() -> None:
+    command = [sys.executable, "-m", "specter.run", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for registry in REGISTRIES:
+        assert f"{registry.kind}: {', '.join(registry.names())}" in text
+
+
 def test_the_runtime_works_without_baselines() -> None:
     code = """
 import sys
