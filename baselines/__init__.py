@@ -1,4 +1,5 @@
-"""The rivals: one file each, which says what it is faithful to and holds what is its own.
+"""The baselines, one module each: what it is faithful to, where it departs, and the policies that it adds.
 
-They run on the same engine, through the same rule and into the same records as Specter.
+They run on the same engine as Specter and write the same records. A module registers its policies; a file in
+conf/system/ names them (conf/config.yaml imports this package through `extensions`).
 """

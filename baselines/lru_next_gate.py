@@ -1,12 +1,11 @@
-"""`lru_next_gate`: `lru` that loads ahead what the next layer's router says about this layer's hidden state.
+"""`lru_next_gate`: `lru` that prefetches the next layer's experts by that layer's router on this layer's hidden state.
 
-Faithful to: the usual prefetch of runtimes without a draft (for one, arXiv 2312.17238, "speculative loading"; see
+Faithful to: the usual prefetch of runtimes without a draft (for example arXiv 2312.17238, "speculative loading"; see
 mixtral_offloading). The residual stream changes slowly from layer to layer, so the next layer's norm and router on the
-current layer's hidden state (attention added, experts not yet) predict most of its experts one layer ahead.
-Departing where: nowhere that we know of; it has the same copy stream, slots and kernels as everybody here. The
-prediction is charged as one more router product per layer; on a device it is one, in a graph of its own. It fetches all
-of the top-k, behind the current layer's own misses, and a plan protects what is predicted and present until its layer
-has run.
+current hidden state (attention added, experts not yet) predict most of its experts one layer ahead.
+Departing where: nowhere that we know of; copy stream, slots and kernels are those of every system here. The prediction
+is charged as one more router product per layer; on a device it is one, in a graph of its own. All of the top-k are
+fetched behind the current layer's misses, and predicted experts are protected until their layer has run.
 """
 
 from __future__ import annotations

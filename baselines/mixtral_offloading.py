@@ -1,19 +1,17 @@
 """`mixtral_offloading`: plain decoding over exclusive caching with two-way swaps (arXiv 2312.17238).
 
 Faithful to: its released runtime. An expert is on the device or on the host, never on both, so a miss moves the loaded
-expert in *and* the displaced one out. Per layer a fixed number of residents, displaced by LRU. 4 spare device buffers
-(and 4 on the host). Copies run on the compute stream, with no events: nothing overlaps. The resident experts of a
-layer are computed first. No draft, no prediction. 16-bit weights, as everybody here; its HQQ quantisation is a
-separate switch.
-Departing where: it starts empty instead of full of arbitrary experts, so that a slot's first load moves nothing out;
-all swaps of a layer are issued before its hits are computed, not three at a time (on one stream no total changes); the
-host keeps its copy, since experts never change, and the bytes that move out are dropped: on the virtual clock they are
-charged, on a device they are copied to its 4 buffers of page-locked host memory. Bytes leave a slot before others come
-in, so that the 4 spare device buffers are charged and not used. It launches one grouped kernel per wave, as everybody
-here.
+expert in and the displaced one out. Per layer a fixed number of residents, displaced by LRU. 4 spare device buffers
+(and 4 on the host). Copies run on the compute stream, so nothing overlaps. A layer's resident experts are computed
+first. No draft, no prediction. 16-bit weights, as in every system here; its HQQ quantization is a separate feature.
+Departing where: it starts empty instead of full of arbitrary experts, so a slot's first load moves nothing out. All
+swaps of a layer are issued before its hits are computed, not three at a time (on one stream the totals are equal). The
+host keeps its copy, since experts never change: bytes that move out are charged on the virtual clock, and copied to 4
+page-locked host buffers on a device. They leave a slot before others come in, so the 4 spare device buffers are charged
+and not used. It launches one grouped kernel per wave.
 
-`mixtral_speculative_loading`: the same with the paper's other idea, which that runtime does not contain: once a
-layer's experts are on their way, the next layer's router on this layer's hidden state names two experts to load.
+`mixtral_speculative_loading`: the same with the paper's second idea, which that runtime does not contain: once a
+layer's experts are being loaded, the next layer's router on this layer's hidden state names two experts to load.
 Departing where: such a load displaces the next layer's least recently used expert at once instead of waiting in a
 spare buffer, and runs beside the compute stream, without which it could gain nothing.
 """
@@ -31,10 +29,9 @@ from specter.timeline.base import Event, T, Timeline, Work
 
 
 class OneStream:
-    """A timeline on which copies and computes follow each other in the order of issue, as on one CUDA stream.
+    """A timeline on which copies and computes run in the order of issue, as on one CUDA stream.
 
-    On a device too, where events between its two streams make the order: with one stream alone (`is_serial`) nothing
-    could run beside it, as speculative loading must.
+    On a device, events between the two streams make the order, so that speculative loading can still run beside it.
     """
 
     def __init__(self, inner: Timeline) -> None:

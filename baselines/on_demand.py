@@ -1,7 +1,7 @@
 """`on_demand`: plain decoding without a cache, the floor of offloading.
 
-Faithful to: fetching every routed expert when the router names it and giving it up after use. The budget's slots
-serve as staging buffers only, so copies of one layer still overlap with its compute.
+Faithful to: fetching every routed expert when its layer has routed, and dropping it after use. The budget's slots are
+staging buffers only, so copies of one layer still overlap with its compute.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
 """`specmoeoff`: speculative decoding with a draft of its own weights, as Specter's paper adapts arXiv 2508.21706.
 
-Faithful to: the batch-1 adaptation that Specter is compared with. An INT4 draft of the same family whose non-expert
-weights and KV are *not* the target's: a second 16-bit copy and a second KV lie on the device, so fewer residents fit.
-Its KV prefix is the draft's own work, prefill included. K = 3. Counts per layer over the draft tokens; two Top-M
-plans, after the first and the second draft token; LRU; verification waits for all prefetches. Residents as published:
-DeepSeek 12 and 2.
+Faithful to: the batch-1 adaptation that Specter is compared with. An INT4 draft of the same family with its own
+non-expert weights and KV: a second 16-bit copy and a second KV cache lie on the device, so fewer residents fit. The
+draft fills its KV itself, prefill included. K = 3. Counts per layer over the draft tokens; two Top-M plans, after the
+first and the second draft token; LRU; verification waits for all prefetches. Residents as published: DeepSeek 12 and 2.
 Departing where: the original is a large-batch system (EAGLE head, CPU attention, layer streaming). A wholly accepted
-round leaves the own KV one token behind; catching up is charged as one more row of a draft pass, and so is its
-prefill. On a device, whose draft steps have one row, every token behind is a step: against it, by one step after a
-wholly accepted round, and by the prompt's length at the first.
+round leaves the own KV one token behind; catching up is charged as one more row of a draft pass, and so is the prefill.
+On a device, whose draft steps have one row, every missing token is a step: one after a wholly accepted round, and the
+prompt's length at the first, to its disadvantage.
 
-`specmoeoff_tuned`: the same at its best: any K (by sweep, or by its own cost model, `choose_k`), the same device bytes
-as Specter, and its second copy of the non-expert weights in INT4.
+`specmoeoff_tuned`: the same at its best: any K (by sweep, or by its own cost model, `choose_k`), the device bytes of
+Specter, and its second copy of the non-expert weights in INT4.
 Departing where, in its favour: that copy is charged as INT4, in memory and in time, but drafts with the 16-bit values,
-so its acceptance is not lowered by rounding them. On a device the copy lies in BF16: its time is BF16's, and a record
-says what is allocated beside what the budget charges.
+so rounding does not lower its acceptance. On a device the copy is BF16: its time is that of BF16, and the record states
+the allocated bytes beside those that the budget charges.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class TwoPlansPlanner(Planner):
 
 
 class TwoModels:
-    """A target and a draft that share nothing, as one `Model`. The draft's KV is the draft's work."""
+    """A target and a draft that share nothing, as one `Model`; the draft fills its own KV."""
 
     def __init__(self, target: Model, draft: Model) -> None:
         self._target, self._draft = target, draft
@@ -95,7 +94,7 @@ def join(target: Model, make_draft: Callable[[], Model]) -> Model:
 
 
 DRAFTS.register("own")(DraftKind(is_own=True, join=join))
-# It drafts with the 16-bit values, as the module says, so its tokens are those of "own".
+# It drafts with the 16-bit values, so its tokens are those of "own".
 DRAFTS.register("own_int4")(DraftKind(is_own=True, join=join, weight_bits=INT4_BITS, recorded_as="own"))
 
 
@@ -111,18 +110,18 @@ class Iteration:
 
     @property
     def tpot_ms(self) -> float:
-        """Experts stream in while others compute; the draft comes before."""
+        """Experts stream in while others compute, after the draft."""
         return (self.draft_ms + self.attention_ms + max(self.h2d_ms, self.moe_ms)) / self.num_tokens
 
 
 def simulate(
     k: int, union: float, acceptance: float, num_slots: int, costs: CostModel, hardware: Hardware
 ) -> Iteration:
-    """The roofline of one round with K draft tokens (its paper's model: H2D, GPU MoE, attention, draft).
+    """The roofline of one round with K draft tokens (the paper's model: H2D, GPU MoE, attention, draft).
 
     Args:
         union: distinct experts per MoE layer of K + 1 consecutive tokens.
-        acceptance: chance that a draft token is accepted, given that those before it were.
+        acceptance: probability that a draft token is accepted, given that those before it were.
     """
     layers, rows = costs.spec.num_moe_layers, k + 1
     missing = max(union - num_slots / layers, 0.0) * layers
@@ -138,12 +137,8 @@ def simulate(
 
 
 def choose_k(
-    ks: Iterable[int],
-    unions: Mapping[int, float],
-    acceptance: float,
-    num_slots: int,
-    costs: CostModel,
+    ks: Iterable[int], unions: Mapping[int, float], acceptance: float, num_slots: int, costs: CostModel,
     hardware: Hardware,
-) -> int:
+) -> int:  # fmt: skip
     """The K with the least simulated time per token; `unions` by number of consecutive tokens, K + 1."""
     return min(ks, key=lambda k: simulate(k, unions[k + 1], acceptance, num_slots, costs, hardware).tpot_ms)

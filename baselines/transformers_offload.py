@@ -1,13 +1,11 @@
-"""`transformers_offload`: the real transformers library with accelerate's offload, run as a user would.
+"""`transformers_offload`: the transformers library with accelerate's offload, run as a user would.
 
-Faithful to: what a user would try first. Greedy decoding with a KV cache, eager, the weights of every module brought
-to the execution device by accelerate's hooks just before the module runs, and dropped after it: from host memory
+Faithful to: what a user would try first. Greedy decoding with a KV cache, eager; accelerate's hooks bring the weights
+of every module to the execution device just before the module runs and drop them afterwards: from host memory
 (`cpu_offload`) or from disk (`disk_offload`); also with everything resident.
-Departing where: nowhere in the library; but it is *not* on the engine, and the workflow runs it on the CPU, which is
-then the execution device too. What is measured there is wall time of the narrow stand-in: the overhead of hooks and
-Python per module, not of a link. It stands in a table of its own, beside our own decoder's wall time, and beside no
-charged time. On a GPU (`device=cuda`) the narrow stand-in is what runs as well; a directory in hub format may be given
-instead, in `dtype=bfloat16`.
+Departing where: nowhere in the library. It is not on the engine, and the workflow runs it on the CPU, so it measures
+wall time of the narrow stand-in: the overhead of hooks and Python per module, not of a link. Its table compares it with
+our decoder's wall time only. On a GPU use `device=cuda`, and for a directory in hub format `dtype=bfloat16`.
 
     python -m baselines.transformers_offload checkpoint=data/standins/deepseek_v2_lite out=offload.json
     python -m baselines.transformers_offload checkpoint=DIR out=offload.json device=cuda dtype=bfloat16

@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
+from tokenizers import Tokenizer
 
 from specter.build import check_paths
 from specter.config import RunConfig, from_values
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def summary(config: RunConfig, result: RunResult) -> Table:
-    """The numbers of a run, for a person."""
+    """The summary of a run, as a table for the terminal."""
     metrics = result.metrics
 
     def number(key: str, unit: str = "", digits: int = 2) -> str:
@@ -71,20 +72,17 @@ def load(resolved: ResolvedRun, console: Console) -> LiveModel | CudaModel:
         return LiveModel.load(resolved, progress)
 
 
-def run(config: RunConfig, console: Console) -> None:
-    """Runs one configuration live, writes its directory, prints text and summary."""
-    directory = adhoc_directory(config)
-    config = with_local_paths(config, console)
-    check_paths(config)
-    resolved = resolve(config)
-    check_writable(directory)
-    tokenizer = load_tokenizer(config)
+def encode_texts(config: RunConfig, tokenizer: Tokenizer, console: Console) -> tuple[list[int], list[int]]:
+    """The prompt and the text before the warm-up, as tokens.
+
+    Raises:
+        SpecterError: one of them is empty, or too long for the KV cache or the model.
+    """
     text = prompt_text(config)
-    prompt = encode(tokenizer, text, config)
+    prompt, warmup = encode(tokenizer, text, config), encode(tokenizer, warmup_text(), config)
     whole = len(tokenizer.encode(text).ids)
     if len(prompt) < whole:
         console.print(f"prompt cut to its first {len(prompt)} of {whole} tokens (prompt_tokens=0 keeps it whole)")
-    warmup = encode(tokenizer, warmup_text(), config)
     check_length(len(prompt), config.max_new_tokens, config.kv_capacity)
     if len(warmup) + config.warmup_tokens > config.kv_capacity:
         raise SpecterError(
@@ -94,11 +92,22 @@ def run(config: RunConfig, console: Console) -> None:
     spec = read_spec(Path(config.model.checkpoint))
     for tokens in (prompt, warmup):
         check_prompt(spec, config.kv_capacity, len(tokens))
+    return prompt, warmup
+
+
+def run(config: RunConfig, console: Console) -> None:
+    """Runs one configuration live, writes its directory, prints text and summary."""
+    directory = adhoc_directory(config)
+    config = with_local_paths(config, console)
+    check_paths(config)
+    resolved = resolve(config)
+    check_writable(directory)
+    tokenizer = load_tokenizer(config)
+    prompt, warmup = encode_texts(config, tokenizer, console)
     live = load(resolved, console)
     with make_progress(console) as progress:
-        # Warm-up, the run itself, and plain decoding to compare with.
-        num_tokens = config.warmup_tokens + config.max_new_tokens * (2 if config.sampling.kind != "rejection" else 1)
-        task = progress.add_task("tokens", total=num_tokens)
+        num_texts = 1 if config.sampling.kind == "rejection" else 2  # the run, and plain decoding to compare with
+        task = progress.add_task("tokens", total=config.warmup_tokens + num_texts * config.max_new_tokens)
         count: OnCommit = lambda tokens: progress.advance(task, len(tokens))  # noqa: E731
         result = live.run(resolved, prompt, warmup, count)
         result.metrics["agrees_with_plain"] = live.agrees_with_plain(resolved, result, count)

@@ -1,8 +1,8 @@
-"""How draft tokens are proposed and which of them the target keeps.
+"""Samplers: how draft tokens are proposed, and which of them the target keeps.
 
-A `Sampler` turns model outputs into tokens. Where selection is a function of (output, position), used alike for draft
-and target, the longest matching prefix plus one bonus token is exactly what plain decoding yields. What selects from
-logits is in `specter.speculation.sampling`; nothing here imports torch, which replays do without.
+If draft and target select by the same function of (output, position), the longest matching prefix plus one bonus token
+is exactly what plain decoding yields. Samplers of logits are in `specter.speculation.sampling`; this module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SelectingSampler:
 
 
 class TokenSampler(SelectingSampler):
-    """For replays and fakes: the output *is* the token."""
+    """For models whose output *is* the token."""
 
     def select(self, output: Output, position: int) -> int:
         return int(output)

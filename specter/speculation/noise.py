@@ -1,6 +1,6 @@
-"""Noise that depends on (seed, position, stream) alone, so that draft and target draw the same.
+"""Noise that depends on (seed, position, stream) alone, so that draft and target draw the same numbers.
 
-Philox 4x32-10 (Salmon et al., SC'11), the counter-based generator that GPUs use too.
+Philox 4x32-10 (Salmon et al., SC'11), a counter-based generator.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class SeededSampler(SelectingSampler):
 
     def __init__(self, sampling: SamplingConfig) -> None:
         self._sampling = sampling
-        # Draft, target and a rejected position's second draft ask for the same noise within a round or two.
+        # Draft, target and the second draft of a rejected position use the same noise within two rounds.
         self._noise = lru_cache(maxsize=128)(partial(gumbel, sampling.seed))
 
     def select(self, output: Output, position: int) -> int:
