@@ -119,16 +119,18 @@ def union_data(frames: Frames) -> pd.DataFrame:
 def draw_union(data: pd.DataFrame) -> Grid:
     grid = model_grid(data, height=2.3)
     for panel, part in grid:
+        growths = []
         for mode, mine in part.groupby("mode", sort=False):
-            label = f"{mode} (× {mine['growth'].iloc[0]:.2f})"
+            growths.append(f"× {mine['growth'].iloc[0]:.2f}")
             if mode == "paper":
-                panel.plot(mine["k"], mine["value"], "*", color=PAPER, ms=9, ls="none", label=label)
+                panel.plot(mine["k"], mine["value"], "*", color=PAPER, ms=9, ls="none", label=mode)
             else:
-                panel.plot(mine["k"], mine["value"], color=MODES[str(mode)], label=label)
+                panel.plot(mine["k"], mine["value"], color=MODES[str(mode)], label=mode)
         log2_axis(panel, UNION_KS)
         panel.set_ylim(bottom=0)
-        panel.legend(loc="upper left")
+        panel.legend(panel.get_legend_handles_labels()[0], growths, loc="upper left")
     grid.label(x="K: consecutive tokens", y="distinct experts per layer")
+    grid.legend()
     return grid
 
 
@@ -172,15 +174,18 @@ def runs_data(frames: Frames) -> pd.DataFrame:
 def draw_runs(data: pd.DataFrame) -> Grid:
     grid = model_grid(data, height=2.3, sharey=True)
     for panel, part in grid:
+        bounds = []
         for mode, mine in part.groupby("mode", sort=False):
             one, colour = mine.iloc[0], MODES[str(mode)]
-            label = f"{mode}: α = {one['alpha'] * 100:.1f} %, E[A] = {one['expected']:.1f}, K_max = {one['deepest']}"
-            panel.step(mine["n"], mine["share"], where="post", color=colour, label=label)
+            panel.step(mine["n"], mine["share"], where="post", color=colour, label=mode)
             panel.plot(mine["n"], mine["geometric"], color=colour, lw=0.8, ls=":")
+            bounds.append(f"{one['alpha'] * 100:.1f} %, {one['expected']:.1f}, {one['deepest']}")
         log2_axis(panel, [0, 1, 2, 4, 8, 16, 32, 64], from_zero=True)
         panel.set_ylim(0, 1.02)
-        panel.legend(loc="lower left", fontsize=5.5)
+        handles = panel.get_legend_handles_labels()[0]
+        panel.legend(handles, bounds, title="α, E[A], K_max", loc="lower left", fontsize=5.5, title_fontsize=5.5)
     grid.label(x="n: drafts accepted in a row", y="share of runs of at least n")
+    grid.legend()
     return grid
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness import artifact
 from harness.catalogue import FIGURES, TABLES, figures
-from harness.plotting.frames import Frames
+from harness.plotting.frames import Frames, half_width
 from harness.scales import load_scale
 from harness.studies import published
 from tests.workflow.made_up import PER_LAYER, macro, not_drawn, one, runs, values
@@ -291,6 +291,11 @@ def test_tables_of_runs_are_macro_averages() -> None:
     expected = {
         "TPOT (ms)": macro(frame, "tpot_ms", **source),
         "TTFT (ms)": macro(frame, "ttft_ms", **source),
+        "after 1st round (ms)": macro(frame, "tpot_after_first_round_ms", **source),
+        "end to end (ms)": macro(frame, "end_to_end_ms", **source),
+        "± 95 % (ms)": half_width(
+            frame.query("system == 'mixtral_offloading' and budget == 'low'").query("sampling == 'seeded'"), "tpot_ms"
+        ),
         "hits (%)": macro(frame, "num_hits", **source) / needed * 100,
         "late hits (%)": macro(frame, "num_late_hits", **source) / needed * 100,
         "misses (%)": macro(frame, "num_misses", **source) / needed * 100,
@@ -305,11 +310,23 @@ def test_tables_of_runs_are_macro_averages() -> None:
     ours: dict[str, Any] = where | {"system": "specter"}
     glance = one(TABLES["models"].build({"main": frame}).frame, **where)
     assert glance["acceptance (%)"] == pytest.approx(macro(frame, "acceptance", **ours) * 100)
+    assert glance["LRU (ms)"] == pytest.approx(macro(frame, "tpot_ms", system="lru", **where))
+    assert glance["resident (ms)"] == pytest.approx(macro(frame, "tpot_ms", system="resident", sampling="seeded"))
+    assert glance["× floor_trace"] == pytest.approx(macro(frame, "over_floor_trace", **ours))
     assert glance["experts per round"] == pytest.approx(macro(frame, "union_mean", **ours))
     assert glance["GB per token"] == pytest.approx(macro(frame, "bytes_per_token", **ours) / 1e9)
     assert (glance["K"], glance["experts per layer"], glance["texts"]) == ("16", "4", "6")
     mean = one(TABLES["main"].build({"main": frame}).frame, **where | {"data set": "mean"})
     assert mean["hits (%)"] == pytest.approx(macro(frame, "hit_rate", **ours) * 100)
+    assert mean["acceptance (%)"] == pytest.approx(macro(frame, "acceptance", **ours) * 100)
+    assert mean["after 1st round (ms)"] == pytest.approx(macro(frame, "tpot_after_first_round_ms", **ours))
+    assert mean["on demand (ms)"] == pytest.approx(macro(frame, "tpot_ms", system="on_demand", **where))
+    ratios = [
+        fmean(values(frame, "tpot_ms", system="on_demand", dataset=name, **where))
+        / fmean(values(frame, "tpot_ms", dataset=name, **ours))
+        for name in DATASETS
+    ]
+    assert mean["× on demand"] == pytest.approx(fmean(ratios))
     assert mean["accepted per round"] == pytest.approx(macro(frame, "mean_accepted_len", **ours))
     assert mean["× floor_trace"] == pytest.approx(macro(frame, "over_floor_trace", **ours))
 
@@ -323,6 +340,15 @@ def test_tables_of_sweeps_divide_lru_by_ours() -> None:
     assert row["TPOT (ms)"] == pytest.approx(tpot)
     assert row["× LRU"] == pytest.approx(macro(frame, "tpot_ms", system="lru", **where) / tpot)
     assert row["floor_trace (ms)"] == pytest.approx(macro(frame, "floor_trace_ms", system="specter", k=8, **where))
+    source: dict[str, Any] = where | {"system": "specter", "k": 8}
+    expected = {
+        "floor_ideal (ms)": macro(frame, "floor_ideal_ms", **source),
+        "acceptance (%)": macro(frame, "acceptance", **source) * 100,
+        "accepted per round": macro(frame, "mean_accepted_len", **source),
+        "experts per layer": macro(frame, "union_mean", **source),
+        "GB per token": macro(frame, "bytes_per_token", **source) / 1e9,
+    }
+    assert {key: row[key] for key in expected} == pytest.approx(expected)
     frame = frames_of("hardware")["hardware"]
     row = one(TABLES["hardware"].build({"hardware": frame}).frame, hardware="H200, PCIe 5.0", budget="low")
     where = {"hardware": "h200_pcie5", "budget": "low"}
@@ -343,6 +369,15 @@ def test_the_table_of_rivals_divides_by_ours() -> None:
     where: dict[str, Any] = {"budget": "low", "policy": "same_experts"}
     lru = macro(frame, "tpot_ms", system="lru", **where)
     assert row["TPOT (ms)"] == pytest.approx(lru)
+    source = where | {"system": "lru"}
+    expected = {
+        "after 1st round (ms)": macro(frame, "tpot_after_first_round_ms", **source),
+        "TTFT (ms)": macro(frame, "ttft_ms", **source),
+        "end to end (ms)": macro(frame, "end_to_end_ms", **source),
+        "GB per token": macro(frame, "bytes_per_token", **source) / 1e9,
+        "acceptance (%)": macro(frame, "acceptance", **source) * 100,
+    }
+    assert {key: row[key] for key in expected} == pytest.approx(expected)
     for title, name in (("Specter", "specter"), ("Specter, deadline + retain", "specter_deadline")):
         assert row[f"× {title}"] == pytest.approx(lru / macro(frame, "tpot_ms", system=name, **where))
     mine = frame[(frame["system"] == "lru") & (frame["budget"] == "low") & (frame["policy"] == "same_experts")]
@@ -365,3 +400,45 @@ def test_the_table_of_prompt_lengths_is_in_their_order() -> None:
     row = one(rows, system="LRU", budget="low", prompt="whole")
     assert row["TTFT (ms)"] == pytest.approx(macro(frame, "ttft_ms", **where))
     assert row["end to end (ms)"] == pytest.approx(macro(frame, "end_to_end_ms", **where))
+    assert row["TPOT (ms)"] == pytest.approx(macro(frame, "tpot_ms", **where))
+    assert row["after 1st round (ms)"] == pytest.approx(macro(frame, "tpot_after_first_round_ms", **where))
+    assert row["prompt tokens, mean"] == pytest.approx(macro(frame, "num_prompt_tokens", **where))
+
+
+def test_the_best_depth_is_of_the_least_time_beside_the_cost_models() -> None:
+    frame = k_runs().assign(acceptance=0.9, num_slots=416)
+    unions = [
+        {"mode": mode, "quantity": "union", "k": k, "value": value}
+        for mode in SAMPLINGS for k, value in ((3, 12.0), (9, 24.0), (17, 34.0))
+    ]  # fmt: skip
+    probe = pd.DataFrame(unions).assign(model="deepseek_v2_lite")
+    rows = TABLES["best_depth"].build({"k_sweep": frame, "probe": probe}).frame
+    where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
+    by_k = {k: macro(frame, "tpot_ms", system="specmoeoff_tuned", k=k, **where) for k in (2, 8, 16)}
+    row = one(rows, system="SpecMoEOff, tuned", **where)
+    best = min(by_k, key=lambda k: by_k[k])
+    assert (row["K tried"], row["best K"], row["TPOT (ms)"]) == ("2, 8, 16", str(best), pytest.approx(by_k[best]))
+    assert row["TPOT at the paper's K (ms)"] == pytest.approx(by_k[16])
+    assert row["TPOT there (ms)"] == pytest.approx(by_k[int(row["K of its cost model"])])
+    assert np.isnan(one(rows, system="Specter", **where)["K of its cost model"])
+
+
+def test_the_table_of_parts_has_means_over_texts() -> None:
+    frames = frames_of("decomposition")
+    parts = frames["decomposition"]
+    parts["rival_ms"] += parts["input"] * 10
+    row = one(TABLES["decomposition"].build(frames).frame, budget="low", hero="Specter", rival="LRU")
+    assert (row["K"], row["rival (ms)"], row["ours (ms)"]) == ("3 : 16", 95.0, 30.0)
+    assert row["ratio"] == pytest.approx(95 / 30)
+    where: dict[str, Any] = {"budget": "low", "hero": "specter", "rival": "lru"}
+    for part, heading in (("tokens", "more tokens per round"), ("launches", "fewer launches")):
+        assert row[heading] == pytest.approx(fmean(values(parts, "ms", part=part, **where)))
+
+
+def test_the_table_of_fidelity_is_in_per_cent() -> None:
+    rows = TABLES["fidelity"].build(frames_of("fidelity")).frame
+    row = one(rows, text="seeded")
+    assert row["expert match, mean (%)"] == pytest.approx(90.5) and row["acceptance (%)"] == 75
+    assert (row["worst layer (%)"], row["best layer (%)"]) == pytest.approx((90, 91))
+    paper = one(rows, text="paper, real checkpoint")
+    assert (paper["expert match, mean (%)"], paper["acceptance (%)"]) == pytest.approx((96.33, 99))
