@@ -1,6 +1,6 @@
 """The device clock: issues work to two CUDA streams and measures it with events.
 
-The compute lane is the stream that was current when the timeline began, the link lane a stream of its own.
+The compute lane is the stream that is current when the timeline is made; the link lane is another stream.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class CudaEvent:
-    """The end of one piece of work on a stream, or another point of it. The driver's event goes back to `pool` with
-    the last who holds this one: whatever waits for it on a device has been told what to wait for when it was issued."""
+    """The end of one piece of work on a stream, or another point of it.
+
+    When this is collected, the driver's event returns to `pool`: a wait on the device is fixed when it is issued.
+    """
 
     end: Any  # torch.cuda.Event, with timing
     is_copy: bool
     label: str
     pool: list[Any]
-    has_happened: bool = False  # as far as the host has asked
+    has_happened: bool = False  # as of the host's last query
 
     def __del__(self) -> None:
         self.pool.append(self.end)
@@ -38,7 +40,7 @@ class CudaEvent:
 
 @dataclass(slots=True)
 class _Span:
-    """Work whose times have not been read yet: one piece, or several without a gap between them."""
+    """Work whose times are not read yet: one piece, or several without a gap between them."""
 
     lane: Lane
     label: str
@@ -51,26 +53,26 @@ class _Span:
 
 @dataclass(slots=True, eq=False)
 class CudaMark:
-    """Stands in both lanes behind what was issued before it, and takes the totals there."""
+    """A point in both lanes, after the work issued so far; holds the totals up to it."""
 
     copied_bytes: int
     num_copies: int
     compute_ns: int = 0
     stall_ns: int = 0
     link_ns: int = 0
-    num_lanes: int = 2  # that have not come to it
+    num_lanes: int = 2  # lanes that have not reached it
 
 
 class CudaTimeline:
-    """A `Timeline` that measures. Not thread-safe; `totals` reads what has ended so far.
+    """A `Timeline` that measures. Not thread-safe; `totals` counts the work that has ended.
 
-    A compute's stall is the time that its lane stood between `issued` and `start` with a copy among its `after`.
+    The stall of a compute is its lane's idle time between `issued` and `start`, if a copy is among its `after`.
 
     Args:
-        trace: keep what ran when in `ops`; `totals` and `drain` add what has ended.
-        is_serial: one stream for both lanes, so that nothing overlaps: to read, to test, and to see what overlap gives.
-        timeout_s: how long the host waits for an event before it gives up.
-        cuda: the framework's CUDA module; tests put a fake in its place.
+        trace: record every piece of work in `ops`; `totals` and `drain` add the work that has ended.
+        is_serial: one stream for both lanes, so nothing overlaps.
+        timeout_s: longest wait of the host for an event.
+        cuda: the framework's CUDA module, or a fake in tests.
     """
 
     clock: Clock = "device"
@@ -88,27 +90,27 @@ class CudaTimeline:
         self._timeout_s = timeout_s
         self.compute_stream = cuda.current_stream(self.device)
         self.link_stream = self.compute_stream if is_serial else cuda.Stream(self.device)
-        self._pool: list[Any] = []  # events that nobody holds; making one costs as much as recording it
-        self._ends: dict[Any, deque[CudaEvent]] = {}  # of the two last pieces of work, by stream
+        self._pool: list[Any] = []  # free events; making one costs as much as recording it
+        self._ends: dict[Any, deque[CudaEvent]] = {}  # of the last two pieces of work, by stream
         self._pending: tuple[deque[_Span | CudaMark], deque[_Span | CudaMark]] = deque(), deque()  # compute, link
         self._compute_ns = self._link_ns = self._stall_ns = 0
         self._copied_bytes = self._num_copies = 0
         self.ops: list[TraceOp] | None = [] if trace else None
-        self._origin = self._record(self.compute_stream, False, "origin")  # of the trace: this event and this host
-        self._origin.end.synchronize()  # time are one moment
+        self._origin = self._record(self.compute_stream, False, "origin")  # of the trace: an event and a host time
+        self._origin.end.synchronize()
         self._origin_ns = time.perf_counter_ns()
 
     def now_ns(self) -> int:
         return time.perf_counter_ns()
 
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, CudaEvent]:
-        """Issues `run` to the compute stream; what it costs is measured, not taken from `work`."""
+        """Issues `run` to the compute stream; its cost is measured, not taken from `work`."""
         issued, start, waits_for_copy = self._begin(self.compute_stream, after)
         result = run()  # the compute stream is the current one
         return result, self._end("compute", work.name, self.compute_stream, issued, start, 0, waits_for_copy)
 
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> CudaEvent:
-        """Issues one copy to the link stream. Payloads must be page-locked, or the host blocks meanwhile.
+        """Issues one copy to the link stream. Unless payloads are page-locked, the host blocks during the copy.
 
         Raises:
             SpecterError: the driver refuses the copy.
@@ -127,10 +129,10 @@ class CudaTimeline:
         return self._end("link", label, stream, issued, start, num_bytes, False)
 
     def wait(self, event: Event) -> None:
-        """As in `Timeline`; the host spins, since a wake-up costs more than most waits.
+        """As in `Timeline`; the host spins, since a wake-up takes longer than most waits.
 
         Raises:
-            SpecterError: the event does not come, or the device reports an error.
+            SpecterError: the event does not happen in time, or the device reports an error.
         """
         self.wait_first((event,))
 
@@ -139,12 +141,12 @@ class CudaTimeline:
         start = time.perf_counter_ns()
         limit = start + round(self._timeout_s * 1e9)
         while not any(self.is_done(event) for event in events):
-            self._collect()  # while there is nothing else to do
+            self._collect()
             if time.perf_counter_ns() > limit:
                 names = ", ".join(event.label for event in events if isinstance(event, CudaEvent))
                 raise SpecterError(
                     f"the device did not finish {names} within {self._timeout_s:g} s",
-                    "see the system's log for a driver error; the process must be started anew",
+                    "see the system's log for a driver error, and restart the process",
                 )
         if self.ops is not None:
             end = time.perf_counter_ns()
@@ -155,7 +157,7 @@ class CudaTimeline:
         if not event.has_happened:
             try:
                 event.has_happened = bool(event.end.query())
-            except RuntimeError as error:  # a failed kernel or copy shows at the next question
+            except RuntimeError as error:  # of any earlier kernel or copy
                 raise _device_error(event.label, error) from None
         return event.has_happened
 
@@ -192,7 +194,7 @@ class CudaTimeline:
     # -- inside --------------------------------------------------------------------------------
 
     def _collect(self) -> bool:
-        """Reads the times of one piece of work that has ended; False if there is none."""
+        """Reads the times of one piece of ended work; False if there is none."""
         for is_link, lane in enumerate(self._pending):
             if not lane:
                 continue
@@ -225,10 +227,11 @@ class CudaTimeline:
             )  # fmt: skip
 
     def _begin(self, stream: Any, after: Iterable[Event]) -> tuple[CudaEvent, CudaEvent, bool]:
-        """Makes `stream` wait; returns events before and after that, and whether it waits for a copy.
+        """Makes `stream` wait for `after`; returns events before and after the wait, and whether a copy is among them.
 
-        Where the stream is at work on the last piece but one, the last one's end is the first of them, since a question
-        costs less than an event. It hardly ever comes before this piece is issued; then a host gap counts as busy.
+        If the stream has not finished its last piece but one, the end of the last piece serves as the event before the
+        wait: a query costs less than an event. Rarely, that end comes before this piece is issued, and the host's gap
+        counts as busy.
         """
         ends = self._ends.setdefault(stream, deque(maxlen=2))
         is_far_behind = len(ends) == 2 and not self.is_done(ends[0])
@@ -274,5 +277,5 @@ class CudaTimeline:
 def _device_error(label: str, error: RuntimeError) -> SpecterError:
     return SpecterError(
         f"the device failed at or before {label}: {str(error).splitlines()[0]}",
-        "records of finished inputs are kept; start the process anew",
+        "records of finished inputs are kept; restart the process",
     )

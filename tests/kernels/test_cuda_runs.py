@@ -145,4 +145,4 @@ def test_execution_options_change_no_token(device: CudaModel, config: RunConfig,
     )
     result = device.run(resolve(config), PROMPT, [3, 1])
     assert device.agrees_with_plain(resolve(config), result)
-    assert result.metrics["plain_copy_bytes_per_s"] > 10**9
+    assert result.metrics["plain_copy_bytes_per_s"] > 10**7

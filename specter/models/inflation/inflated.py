@@ -1,8 +1,8 @@
-"""A narrow checkpoint seen at full size: the same function, every byte and flop of the wide model.
+"""A narrow checkpoint inflated to full size: the same function, with the bytes and flops of the wide model.
 
-Reads like a `Checkpoint`, tensor by tensor, so that a loader streams it layer by layer and nothing is held twice.
-Construction: docs/decisions/0006 and `specter.models.inflation.isometry`. With the tiled layout norm gains stay in the
-norms and all factors on quantised matrices are powers of two; with the random one gains are folded into the next
+Has the interface of `Checkpoint`, tensor by tensor, so a loader streams it without a second copy in memory. For the
+construction see docs/decisions/0006 and `specter.models.inflation.isometry`. In the tiled layout, norm gains stay in the
+norms and all factors on quantised matrices are powers of two; in the random layout, gains are folded into the next
 matrix.
 """
 
@@ -35,7 +35,7 @@ _FREE = (*_WHOLE, "name", "vocab", "max_positions", "rope")  # all other fields 
 
 
 class InflatedCheckpoint:
-    """The wide model `spec`, computed from `narrow` as it is asked for."""
+    """The wide model `spec`, computed from `narrow` tensor by tensor on demand."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class InflatedCheckpoint:
         self._shared = NeuronCopies.build(old.shared_inter, spec.shared_inter, generator)
         self._routed = NeuronCopies.build(old.expert_inter, spec.expert_inter, generator)
         self._heads = None if spec.is_latent else PlainHeads(old, spec, self._value)
-        # What reads the MLP's norm is multiplied by this and the norm's gain divided by it: a routed expert's `up`
-        # then keeps its INT4 scales, which as fp16 have little room below.
+        # Multiplies the matrices that read the MLP's norm and divides the norm's gain: a routed expert's `up` then
+        # keeps its INT4 scales, which are near fp16's smallest values.
         self._boost = 1 / self._routed.up
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the vocabulary that stand for a token; the others are zeros."""
+        """Rows of the vocabulary that are tokens; the others are zeros."""
         return self.narrow.spec.vocab
 
     def tensor(self, name: str) -> Tensor:
@@ -107,7 +107,7 @@ class InflatedCheckpoint:
     def int4(self, experts: Int4Experts, layer: int) -> tuple[Int4Matrices, Int4Matrices, Int4Matrices]:
         """gate, up and down [E, out, in] of one MoE layer on `device`, tiled from the narrow model's `experts`.
 
-        Their dequantised values are exactly the inflated dequantised narrow ones.
+        Dequantising and inflating commute exactly.
 
         Raises:
             SpecterError: the random layout, groups that do not tile, or scales too small for fp16.
@@ -149,7 +149,7 @@ class InflatedCheckpoint:
                 yield name, self.tensor(name)
 
     def digest(self) -> str:
-        """SHA-256 of the narrow checkpoint's digest and of everything that turns it into this one."""
+        """SHA-256 of the narrow checkpoint's digest and of the parameters of the inflation."""
         parts = (self.narrow.digest(), self.spec.digest(), self.layout, str(self._seed), str(self.dtype))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -215,7 +215,7 @@ class InflatedCheckpoint:
         return self._read(f"{head.removesuffix('.self_attn')}.input_layernorm.weight")
 
     def _gain(self, axis: Isometry, gain: Tensor) -> Tensor:
-        """The wide norm's gain: it undoes the length, and keeps the narrow gain if that tiles."""
+        """The wide norm's gain: undoes the change of length, and keeps the narrow gain in the tiled layout."""
         wide = axis.rows(gain[:, None])[:, 0] if self.layout == "tiled" else torch.ones(axis.wide, device=self.device)
         return wide * axis.shrink
 

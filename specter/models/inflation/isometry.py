@@ -1,11 +1,11 @@
-"""How one axis of a narrow model is spread over the wide one, and read back.
+"""Spreads one axis of a narrow model over a wide one, and reads it back.
 
-S [wide, narrow] has orthogonal columns of squared length wide / narrow, so a spread vector S x has the root mean
-square of x and RMSNorm sees no difference, epsilon included. A matrix that reads S x is W S^T, which yields
-wide / narrow times W x; whoever uses it divides (here the norm's gain does, which spares the weights' INT4 scales).
+S [wide, narrow] has orthogonal columns of squared length wide / narrow, so a spread vector S x has the root mean square
+of x, and RMSNorm is unchanged, epsilon included. A matrix that reads S x is W S^T, which yields wide / narrow times
+W x; the norm's gain divides by that factor, which leaves the INT4 scales of the weights as they are.
 
-Tiled: row j of S picks dimension j % narrow. All copies of a weight round alike, so an inflated INT4 draft errs
-exactly as the narrow one does. Random: an orthonormal basis times sqrt(wide / narrow); it averages rounding away.
+Tiled: row j of S picks dimension j % narrow. All copies of a weight round alike, so an inflated INT4 draft has exactly
+the errors of the narrow one. Random: an orthonormal basis times sqrt(wide / narrow), which averages rounding errors out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Layout = Literal["tiled", "random"]
 
 @dataclass(frozen=True, slots=True)
 class Isometry:
-    """S [wide, narrow]; without a matrix it is the tiled one."""
+    """S [wide, narrow]; tiled if there is no matrix."""
 
     narrow: int
     wide: int
@@ -30,14 +30,14 @@ class Isometry:
 
     @classmethod
     def random(cls, narrow: int, wide: int, generator: torch.Generator, device: torch.device | str) -> Isometry:
-        """The random isometry, drawn on the CPU, so that a seed means the same on every device."""
+        """The random isometry, drawn on the CPU, so a seed gives the same one on every device."""
         gaussian = torch.randn(wide, narrow, generator=generator, dtype=torch.float64)
         basis = torch.linalg.qr(gaussian).Q * math.sqrt(wide / narrow)
         return cls(narrow, wide, basis.to(device, torch.float32))
 
     @property
     def shrink(self) -> float:
-        """narrow / wide: what undoes the length that a spread vector gained."""
+        """narrow / wide: undoes the change of length of a spread vector."""
         return self.narrow / self.wide if self.wide else 1.0
 
     def rows(self, x: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ class Isometry:
 
 @dataclass(frozen=True, slots=True)
 class NeuronCopies:
-    """A gated MLP's neurons repeated; the copies' outputs are weighted so that they add up to the neuron's.
+    """Repeated neurons of a gated MLP; the weights of the copies' outputs add up to one.
 
-    Tiled: all weights are powers of two, 1 / p and 2 / p with p the power of two from the number of copies on, so
-    scaling by them is exact in every float format (44 copies: 24 of 1/64 and 20 of 1/32); `up` takes the 1 / p.
-    Random: as the name says.
+    Tiled: all weights are powers of two, 1 / p and 2 / p with p the least power of two not below the number of copies,
+    so scaling is exact in every float format (44 copies: 24 of 1/64 and 20 of 1/32); `up` takes the 1 / p.
+    Random: random weights.
     """
 
     up: float  # factor of the up rows
@@ -68,7 +68,7 @@ class NeuronCopies:
     @classmethod
     def build(cls, narrow: int, wide: int, generator: torch.Generator | None) -> NeuronCopies:
         """`generator` None: tiled."""
-        num_copies = wide // narrow if narrow else 1  # a model without such a MLP
+        num_copies = wide // narrow if narrow else 1  # a model without this MLP
         if generator is not None:
             drawn = torch.rand(num_copies, generator=generator, dtype=torch.float64) + 0.5
             return cls(1.0, tuple((drawn / drawn.sum()).tolist()))

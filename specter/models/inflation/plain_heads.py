@@ -1,8 +1,9 @@
-"""Inflation of heads with keys and values of their own: more of them, and wider.
+"""Inflation of multi-head and grouped-query attention: more heads, and wider ones.
 
-A narrow head turns by a subset of the wide head's frequencies: theta^(-2i/d) = theta^(-2(iD/d)/D). So its pair i is the
-wide pair i * D / d, and the wide head's other rows of q and k are zero. Values have an isometry per key head. Wide key
-head j is narrow j % Hk, and query g of its group narrow g % G; o's columns are divided by the number of copies.
+The frequencies of a narrow head are a subset of the wide head's: theta^(-2i/d) = theta^(-2(iD/d)/D). So its pair i is
+the wide pair i * D / d, and the other rows of q and k of the wide head are zero. Values have an isometry per key head.
+Wide key head j is narrow j % Hk, and query g of its group is narrow g % G; the columns of o are divided by the number of
+copies.
 """
 
 from __future__ import annotations
