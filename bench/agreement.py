@@ -21,8 +21,9 @@ from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.models.checkpoint import Checkpoint
 from specter.models.cpu.decoder import Decoder
-from specter.models.spec import ExpertId
+from specter.models.cpu.live import LiveModel
 from specter.models.weights import DecoderWeights
+from specter.probes.teacher import run_pass
 from specter.quantize.int4 import Int4Experts
 
 Ints = NDArray[np.int64]
@@ -70,44 +71,27 @@ def expert_match(target: Ints, draft: Ints) -> float:
     return float((target[..., :, None] == draft[..., None, :]).any(-1).mean())
 
 
-class NarrowModel:
+def narrow_model(checkpoint: Checkpoint, draft: Int4Experts, capacity: int, tile: int) -> LiveModel:
     """The narrow target and its INT4 draft on the CPU, in fp32."""
+    spec = checkpoint.spec
+    codec = RawCodec(torch.float32, spec.expert_inter, spec.hidden)
+    store = ExpertStore.read(codec, checkpoint, range(spec.num_moe_layers))
+    arena = SlotArena(spec.num_experts, codec)
+    return LiveModel(Decoder(spec, DecoderWeights.load(checkpoint), arena, draft, tile, capacity), store, {})
 
-    def __init__(self, checkpoint: Checkpoint, draft: Int4Experts, capacity: int, tile: int) -> None:
-        spec = checkpoint.spec
-        codec = RawCodec(torch.float32, spec.expert_inter, spec.hidden)
-        store = ExpertStore.read(codec, checkpoint, range(spec.num_moe_layers))
-        self._arena = SlotArena(spec.num_moe_layers * spec.num_experts, codec)
-        for layer in range(spec.num_moe_layers):
-            for expert in range(spec.num_experts):
-                self._arena.write(layer * spec.num_experts + expert, store.payload(ExpertId(layer, expert)))
-        self._decoder = Decoder(spec, DecoderWeights.load(checkpoint), self._arena, draft, tile, capacity)
-        self._spec = spec
 
-    def behave(self, prompt: Sequence[int], num_draft: int) -> Behaviour:
-        """Runs the target over the prompt, then a draft step on each of its last `num_draft` tokens."""
-        spec, decoder = self._spec, self._decoder
-        decoder.reset()
-        target = decoder.target_pass(prompt, 0, len(prompt))
-        routings = []
-        for layer in range(spec.num_layers):
-            routing = target.attend_and_route(layer)
-            if routing is None:
-                continue
-            routings.append(routing)
-            experts = np.unique(routing).tolist()
-            first = (layer - spec.num_dense_layers) * spec.num_experts
-            target.run_experts(layer, experts, [first + expert for expert in experts])
-            target.combine(layer)
-        tokens = torch.stack(target.outputs()).argmax(-1).numpy()
-        first = len(prompt) - num_draft
-        steps = [decoder.draft_row(prompt[position], position) for position in range(first, len(prompt))]
-        return Behaviour(
-            tokens=tokens,
-            routing=np.stack(routings, axis=1).astype(np.int64),
-            draft_tokens=torch.stack([step.output for step in steps]).argmax(-1).numpy(),
-            draft_routing=np.stack([step.routing for step in steps]).astype(np.int64),
-        )
+def behave(model: LiveModel, prompt: Sequence[int], num_draft: int) -> Behaviour:
+    """Runs the target over the prompt, then a draft step on each of its last `num_draft` tokens."""
+    decoder = model.decoder
+    decoder.reset()
+    outputs, routing = run_pass(model, prompt, 0)
+    steps = [decoder.draft_row(prompt[position], position) for position in range(len(prompt) - num_draft, len(prompt))]
+    return Behaviour(
+        tokens=torch.stack(list(outputs)).argmax(-1).numpy(),
+        routing=routing.astype(np.int64),
+        draft_tokens=torch.stack([step.output for step in steps]).argmax(-1).numpy(),
+        draft_routing=np.stack([step.routing for step in steps]).astype(np.int64),
+    )
 
 
 def load_prompts(paths: Iterable[Path], tokenizer_file: Path, num_prompts: int, num_tokens: int) -> list[list[int]]:

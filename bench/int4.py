@@ -9,21 +9,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.measure import Sample, device_ms, ms_at
+from bench.report import Row
 from specter.kernels import grouped_mlp, int4_moe
 from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
 from specter.models.cuda.arena import DeviceArena
-from specter.models.cuda.loaded_model import Int4Layer
+from specter.models.cuda.graphs import Graph
+from specter.models.cuda.loaded_model import DTYPE, Int4Layer, LoadedModel
 from specter.models.cuda.tuning import DRAFT, TARGET
 from specter.models.routing import top_k
 from specter.models.spec import ModelSpec
 from specter.quantize.int4 import Int4Matrices
+
+PREFILL_ROWS, PREFILL_LAYERS = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +167,77 @@ def int4_expert_bytes(packed: int4_moe.PackedExperts) -> float:
     """Device bytes of one INT4 expert, scales and zeros included."""
     layers, experts = packed.gate_up.shape[:2]
     return packed.num_bytes / (layers * experts)
+
+
+# -- several rows: ours run row by row, since the draft never prefills -------------------------------
+
+
+def prefill_rows(model: LoadedModel, arena: DeviceArena, slot_table: Tensor) -> list[Row]:
+    """The time of every backend for `PREFILL_ROWS` rows of a layer, over the first `PREFILL_LAYERS` MoE layers.
+
+    Args:
+        arena, slot_table: hold every expert of these layers.
+    """
+    model = model.first_layers(model.spec.num_dense_layers + PREFILL_LAYERS)
+    spec, device = model.spec, model.weights.device
+    many = dataclasses.replace(spec, num_layers=spec.num_dense_layers + PREFILL_LAYERS * PREFILL_ROWS)
+    drawn = Rows.random(many, DTYPE, device)
+    parts = (part.split(PREFILL_LAYERS) for part in (drawn.x, drawn.logits, drawn.chosen, drawn.weights))
+    rows = [Rows(*row) for row in zip(*parts, strict=True)]
+    backends = [Backends(spec, row, model.int4, arena, slot_table) for row in rows]
+    layers = [model.int4_layer(layer) for layer in range(PREFILL_LAYERS)]
+    out = torch.zeros(PREFILL_LAYERS, PREFILL_ROWS, spec.hidden, device=device)
+    num_experts = sum(reference_prefill(layer, rows, layers[layer], out[layer]) for layer in range(PREFILL_LAYERS))
+    expert_bytes = int4_expert_bytes(model.int4)
+    floor = ms_at(num_experts * expert_bytes) * 1e3 / PREFILL_LAYERS
+
+    def fused() -> None:
+        for one in backends:
+            one.fused()
+
+    def per_expert() -> None:
+        for one in backends:
+            one.per_expert()
+
+    def reference() -> None:
+        for layer in range(PREFILL_LAYERS):
+            reference_prefill(layer, rows, layers[layer], out[layer])
+
+    runs: dict[str, tuple[Callable[[], None], bool]] = {
+        "INT4 fused, 2 launches": (fused, True),
+        "INT4 fused, one expert at a time": (per_expert, True),
+        "INT4 reference (torch: dequantise, multiply)": (reference, False),  # no graph: it groups rows on the host
+    }
+    expected, measured = out.clone(), []
+    for name, (run, is_graphed) in runs.items():
+        run()
+        ours = torch.stack([one.out for one in backends], 1) if is_graphed else out
+        error = float((ours - expected).norm() / expected.norm())
+        replay = Graph(run).replay if is_graphed else run
+        sample = device_ms(partial(_call, replay), per_repeat=2)
+        per_layer = Sample(tuple(ms * 1e3 / PREFILL_LAYERS for ms in sample.values))
+        note = f"{num_experts / PREFILL_LAYERS:.1f} distinct experts a layer; relative difference {error:.1e}"
+        measured.append(Row(f"prefill of {PREFILL_ROWS} rows, a layer: {name}", "us", per_layer, floor, note=note))
+    return measured
+
+
+def _call(run: Callable[[], None], index: int) -> None:
+    run()
+
+
+def reference_prefill(layer: int, rows: list[Rows], parts: Int4Layer, out: Tensor) -> int:
+    """out [rows, D] of one layer in plain torch; returns the number of experts it rebuilt."""
+    x = torch.stack([row.x[layer] for row in rows])
+    chosen = torch.stack([row.chosen[layer] for row in rows])
+    weights = torch.stack([row.weights[layer] for row in rows])
+    out.zero_()
+    experts = chosen.unique().tolist()
+    for expert in experts:
+        mine, rank = (chosen == expert).nonzero(as_tuple=True)
+        gate, up, down = (
+            Int4Matrices(part.codes[expert], part.scales[expert], part.zeros[expert], part.group).dequantize(DTYPE)
+            for part in parts
+        )
+        inner = F.silu(x[mine] @ gate.T) * (x[mine] @ up.T)
+        out[mine] += (inner @ down.T).float() * weights[mine, rank, None]
+    return len(experts)

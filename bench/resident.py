@@ -12,9 +12,7 @@ import torch
 from baselines.transformers_offload import load_eager
 from bench import agreement, int4
 from bench.eager import EXPERTS, decode_eager
-from bench.floors import StepBytes, ms_at
-from bench.int4_prefill import prefill_rows
-from bench.measure import Sample, device_ms
+from bench.measure import Sample, StepBytes, device_ms, ms_at
 from bench.report import Report, Row
 from bench.streaming import SHORT_PROMPT
 from specter.models.cuda.arena import open_arena
@@ -75,16 +73,8 @@ class ResidentBench:
 
         floor = ms_at(sizes.target(num_experts))
         note = f"{num_experts / self.spec.num_moe_layers:.1f} distinct experts a layer"
-        row = self.report.add(
-            Row(
-                f"verification, {VERIFY_ROWS} rows, all resident",
-                "ms",
-                device_ms(verify),
-                floor,
-                1.6 * floor,
-                note=note,
-            )
-        )
+        name = f"verification, {VERIFY_ROWS} rows, all resident"
+        row = self.report.add(Row(name, "ms", device_ms(verify), floor, 1.6 * floor, note=note))
         self.report.summary["verify17_over_floor"] = row.over_floor
 
     def draft_step(self) -> None:
@@ -158,13 +148,13 @@ class ResidentBench:
                 self.report.summary["int4_layer_over_floor"] = row.over_floor
 
     def int4_prefill(self) -> None:
-        for row in prefill_rows(self.model, self.arena, self.table):
+        for row in int4.prefill_rows(self.model, self.arena, self.table):
             self.report.add(row)
 
     def narrow_agreement(self) -> None:
         model = self.model
-        narrow_model = agreement.NarrowModel(model.checkpoint, model.codes, 64, PROMPT_TOKENS)
-        narrow = [narrow_model.behave(prompt, DRAFT_TOKENS) for prompt in self.prompts]
+        on_cpu = agreement.narrow_model(model.checkpoint, model.codes, 64, PROMPT_TOKENS)
+        narrow = [agreement.behave(on_cpu, prompt, DRAFT_TOKENS) for prompt in self.prompts]
         wide = [self._behave(prompt) for prompt in self.prompts]
         of_narrow, of_wide = agreement.agreement(narrow), agreement.agreement(wide)
         self.report.facts["inflated against narrow (fp32), teacher-forced"] = {

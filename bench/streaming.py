@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from bench.floors import HBM_BYTES_PER_S
-from bench.measure import Sample, device_ms, host_ms
+from bench.measure import HBM_BYTES_PER_S, Sample, device_ms, host_ms
 from bench.report import Report, Row
 from specter.errors import SpecterError
 from specter.models.cuda.arena import open_arena

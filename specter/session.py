@@ -42,7 +42,7 @@ def run_input(
     backend: Backend | None = None,
     on_commit: OnCommit = lambda tokens: None,
     predicts: bool = False,
-    rate: Callable[[Generation], Hardware] | None = None,
+    measured: Callable[[Generation], Hardware] | None = None,
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.
 
@@ -52,7 +52,7 @@ def run_input(
         backend: see `build_engine`.
         on_commit: called with the tokens of every commit, the warm-up's included.
         predicts: see `RecordingModel`.
-        rate: the hardware whose rates the floors use, after a generation; by default that of the configuration.
+        measured: the hardware whose rates the floors use, as found after the generation; by default the configured one.
     Raises:
         SpecterError: a prompt that is empty or too long for the KV cache.
     """
@@ -63,9 +63,12 @@ def run_input(
         generation = engine.generate(warmup_prompt, run.config.warmup_tokens, on_commit)
         warmup = recorder.finish(generation, {})
     generation, residents = _generate(engine, prompt, run.config.max_new_tokens, on_commit)
-    if rate is not None:
-        run = replace(run, config=replace(run.config, hardware=rate(generation)))
-    return _result(run, engine, generation, residents, recorder.finish(generation, {}), warmup)
+    if measured is not None:
+        run = replace(run, config=replace(run.config, hardware=measured(generation)))
+    result = _result(run, engine, generation, residents, recorder.finish(generation, {}), warmup)
+    if measured is not None:
+        result.metrics["plain_copy_bytes_per_s"] = run.config.hardware.link_bytes_per_s
+    return result
 
 
 class Replayer:

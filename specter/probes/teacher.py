@@ -31,19 +31,19 @@ def force(model: LiveModel, tokens: Sequence[int], window: int) -> Forced:
     decoder = model.decoder
     decoder.reset()
     decoder.arena = SlotArena(decoder.num_experts, model.store.codec)
-    _pass(model, tokens[:window], 0)
+    run_pass(model, tokens[:window], 0)
     agrees, drafts, targets = [], [], []
     for start in range(window, len(tokens) - window + 1, window):
         part = tokens[start : start + window]
         steps = [decoder.draft_row(token, start + index) for index, token in enumerate(part)]
-        outputs, routing = _pass(model, part, start)
+        outputs, routing = run_pass(model, part, start)
         agrees += [int(step.output.argmax()) == int(out.argmax()) for step, out in zip(steps, outputs, strict=True)]
         drafts += [step.routing for step in steps]
         targets.append(routing)
     return Forced(np.array(agrees), np.stack(drafts), np.concatenate(targets))
 
 
-def _pass(model: LiveModel, tokens: Sequence[int], position: int) -> tuple[list[Output], NDArray[np.int16]]:
+def run_pass(model: LiveModel, tokens: Sequence[int], position: int) -> tuple[list[Output], NDArray[np.int16]]:
     """One target pass, each expert in the slot of its id. Returns outputs and routing [rows, MoE layers, k]."""
     decoder = model.decoder
     one = decoder.target_pass(tokens, position, num_outputs=len(tokens))

@@ -11,11 +11,12 @@ import torch
 
 from bench.agreement import (
     Behaviour,
-    NarrowModel,
     agreement,
     argmax_agreement,
+    behave,
     expert_match,
     load_prompts,
+    narrow_model,
     routing_agreement,
 )
 from specter.errors import SpecterError
@@ -28,8 +29,8 @@ PROMPT = [3, 1, 4, 15, 92, 6, 53]
 def test_the_narrow_model_says_what_the_decoder_says(tmp_path: Path) -> None:
     write_random(tmp_path)
     live = open_live(tmp_path)
-    narrow = NarrowModel(Checkpoint.open(tmp_path), quantize(TINY, live.store), capacity=32, tile=16)
-    seen = narrow.behave(PROMPT, num_draft=3)
+    narrow = narrow_model(Checkpoint.open(tmp_path), quantize(TINY, live.store), capacity=32, tile=16)
+    seen = behave(narrow, PROMPT, num_draft=3)
     expected = run_pass(live.decoder, live.store, PROMPT, 0)
     assert seen.tokens.tolist() == torch.stack(expected.outputs).argmax(-1).tolist()
     assert np.array_equal(seen.routing, np.stack(expected.routing, axis=1))

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from bench import int4
-from bench.int4 import Backends, Rows, chosen_codes, int4_expert_bytes
-from bench.int4_prefill import reference_prefill
+from bench.int4 import Backends, Rows, chosen_codes, int4_expert_bytes, reference_prefill
 from specter.experts.store import RawCodec
 from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from bench import kernels
 from bench.__main__ import main
-from bench.floors import StepBytes, ms_at
 from bench.kernels import SUMMARY_KEYS
-from bench.measure import Sample, share
+from bench.measure import Sample, StepBytes, ms_at, share
 from bench.report import Report, Row
 from specter.models.full_size import FULL_SIZE
 

@@ -86,7 +86,7 @@ class CudaModel:
         """Runs one input; see `session.run_input`."""
         config = run.config
         runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
-        link = _Link(runner, config.hardware)
+        link_before = runner.link_bytes_per_s()
         runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
         row_counts = {1, config.depth + 1}
         if len(prompt) <= OUTPUT_ROWS:  # a longer prompt is launched kernel by kernel
@@ -96,10 +96,16 @@ class CudaModel:
         # The slots of a resident runner are full already.
         move = move_nothing if runner.options.is_resident else runner.move
         backend = Backend(make_timeline(config, self.budget.device), move, runner.open_write_back)
+
+        def measured(generation: Generation) -> Hardware:
+            """The link at its fastest before, during and after the run: other processes share the host."""
+            during = round(link_bytes_per_s(generation.rounds) or 0)
+            fastest = max(link_before, during, runner.link_bytes_per_s())
+            return dataclasses.replace(config.hardware, link_bytes_per_s=fastest, link_latency_ns=0)
+
         with no_gc():
-            result = run_input(run, model, TokenSampler(), prompt, warmup, backend, on_commit, rate=link.rate)
+            result = run_input(run, model, TokenSampler(), prompt, warmup, backend, on_commit, measured=measured)
         use = self.budget.use()
-        result.metrics["plain_copy_bytes_per_s"] = link.bytes_per_s
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.model.load.is_pinned
         result.metrics.update(allocated(runner.own_memory, config.system))
@@ -126,24 +132,6 @@ class CudaModel:
         )
         expected = self.run(resolve(plain), result.recording.prompt, (), on_commit).generation
         return expected.tokens == result.generation.tokens
-
-
-@dataclasses.dataclass(slots=True)
-class _Link:
-    """The link of a run, measured now and after the run: other processes share the host, so its rate changes."""
-
-    runner: ModelRunner
-    hardware: Hardware
-    bytes_per_s: int = 0
-
-    def __post_init__(self) -> None:
-        self.bytes_per_s = self.runner.link_bytes_per_s()
-
-    def rate(self, generation: Generation) -> Hardware:
-        """The hardware for the floors of this generation, with the fastest rate before, during and after it."""
-        during = round(link_bytes_per_s(generation.rounds) or 0)
-        self.bytes_per_s = max(self.bytes_per_s, during, self.runner.link_bytes_per_s())
-        return dataclasses.replace(self.hardware, link_bytes_per_s=self.bytes_per_s, link_latency_ns=0)
 
 
 def make_timeline(config: RunConfig, device: torch.device) -> CudaTimeline:

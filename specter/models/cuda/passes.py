@@ -98,49 +98,26 @@ class WavePass:
         return graph is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ResidentPass:
+class ResidentPass(WavePass):
     """A `TargetPass` that launches every layer with the first one; the routing stays on the device."""
 
-    runner: ModelRunner
-    graphs: Graphs
-    num_rows: int
-    num_launched: int
-    num_outputs: int
+    __slots__ = ()
 
     @property
     def num_chosen(self) -> int:
         return self.num_rows if self.num_rows <= OUTPUT_ROWS else self.num_outputs
 
-    def attend_and_route(self, layer: int) -> Routing | None:
-        if layer == 0:
-            graph = self.graphs.get(("pass", 0, self.num_rows))
-            if graph is None:
-                self.run()
-            else:
-                graph.replay()
-        return None
-
-    def run(self) -> None:
-        runner, num_chosen = self.runner, self.num_chosen
-        runner.target.run(self.num_rows, num_chosen)
-        copy_pinned(runner.target.tokens[:num_chosen], runner.tokens[:num_chosen])
-
-    def predict_next(self, layer: int) -> Routing:
-        raise AssertionError("the routing of a resident pass stays on the device")
-
-    def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        raise AssertionError("the routing of a resident pass stays on the device")
-
-    def combine(self, layer: int) -> None:
-        raise AssertionError("the routing of a resident pass stays on the device")
+    def attend_and_route(self, layer: int) -> None:
+        if layer == 0 and not self._is_replayed("pass", 0):
+            self.runner.target.run(self.num_rows, self.num_chosen)
+            copy_pinned(self.runner.target.tokens[: self.num_chosen], self.runner.tokens[: self.num_chosen])
 
     def outputs(self) -> Sequence[Output]:
         tokens: Sequence[Output] = self.runner.host_tokens[self.num_chosen - self.num_outputs : self.num_chosen]
         return tokens
 
     def parts(self, *, predicts_next: bool) -> Iterable[Part]:
-        yield "pass", 0, self.run
+        yield "pass", 0, partial(self.attend_and_route, 0)
 
 
 def _routing(pinned: Tensor, moe_layer: int, num_rows: int) -> Routing:

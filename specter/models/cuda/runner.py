@@ -99,7 +99,7 @@ class ModelRunner:
         self.own_memory: OwnMemory | None = None
         self._model, self._budget = model, budget
         self._pdl = device.type == "cuda"
-        self._pass: type[WavePass | ResidentPass] = ResidentPass if options.is_resident else WavePass
+        self._pass = ResidentPass if options.is_resident else WavePass
         self._uses_graphs = options.is_graphed and device.type == "cuda"
 
         self.arena = open_arena(options.num_slots, model.codec, budget)

@@ -1,7 +1,7 @@
 """A narrow checkpoint inflated to full size: the same function, with the bytes and flops of the wide model.
 
-Has the interface of `Checkpoint`, tensor by tensor, so a loader streams it without a second copy in memory. For the
-construction see docs/decisions/0006 and `specter.models.inflation.isometry`. In the tiled layout, norm gains stay in the
+Has the interface of `Checkpoint`, tensor by tensor, so a loader streams it without a second copy in memory.
+Construction: docs/decisions/0006 and `specter.models.inflation.isometry`. In the tiled layout, norm gains stay in the
 norms and all factors on quantised matrices are powers of two; in the random layout, gains are folded into the next
 matrix.
 """

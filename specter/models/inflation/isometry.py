@@ -5,7 +5,7 @@ of x, and RMSNorm is unchanged, epsilon included. A matrix that reads S x is W S
 W x; the norm's gain divides by that factor, which leaves the INT4 scales of the weights as they are.
 
 Tiled: row j of S picks dimension j % narrow. All copies of a weight round alike, so an inflated INT4 draft has exactly
-the errors of the narrow one. Random: an orthonormal basis times sqrt(wide / narrow), which averages rounding errors out.
+the errors of the narrow one. Random: an orthonormal basis times sqrt(wide / narrow), which averages rounding errors.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The frequencies of a narrow head are a subset of the wide head's: theta^(-2i/d) = theta^(-2(iD/d)/D). So its pair i is
 the wide pair i * D / d, and the other rows of q and k of the wide head are zero. Values have an isometry per key head.
-Wide key head j is narrow j % Hk, and query g of its group is narrow g % G; the columns of o are divided by the number of
-copies.
+Wide key head j is narrow j % Hk, and query g of its group is narrow g % G; the columns of o are divided by the copies.
 """
 
 from __future__ import annotations
