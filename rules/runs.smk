@@ -75,7 +75,8 @@ rule measure:
     threads: workflow.cores
     shell:
         "logged {log} python -m harness.jobs.measure scale={wildcards.scale} experiment={wildcards.experiment} "
-        "model={wildcards.model} dataset={wildcards.dataset} out={output.runs} manifest={output.manifest}"
+        "model={wildcards.model} dataset={wildcards.dataset} out={output.runs} manifest={output.manifest} "
+        "commit={COMMIT}"
 
 
 rule live_check:

@@ -2,6 +2,7 @@
 
 At a scale on the device clock this job replaces recording and replaying. Each run is kept as soon as it ends, under a
 name of everything that decides it: a job that was killed resumes after its last run, and experiments share runs.
+Loading a model takes a minute, so the first job of an experiment measures all of its data sets.
 Recordings are beside the runs: the probes read them, and `harness.jobs.charge` replays them on the virtual clock.
 """
 
@@ -24,7 +25,7 @@ from harness.jobs import ExperimentOptions, preflight, progress_bar, steps
 from harness.jobs.replay import check_names
 from harness.plan import TextKey, experiment_runs, text_key
 from harness.recordings import RECORDING, WARMUP, Files, write_manifest
-from harness.scales import load_scale
+from harness.scales import datasets, load_scale
 from specter import provenance
 from specter.arguments import run_command
 from specter.build import check_paths
@@ -130,17 +131,17 @@ def slots_of(config: RunConfig) -> tuple[int, bool]:
     return run.num_slots, bool(run.fit()["fits_device"])
 
 
-def measure(runs: Runs, load: Callable[[RunConfig], Runner], notes: Notes, title: str) -> None:
-    """Runs all that is not finished: first plain decoding, which needs no draft on the device.
+def measure(runs: Runs, load: Callable[[RunConfig], Runner], notes: Notes, title: str) -> int:
+    """Runs all that is not finished, and returns how many: first plain decoding, which needs no draft on the device.
 
     Args:
         load: loads the model for runs like this one.
         notes: of the machine, for the records.
     """
+    unfinished = [run for run in runs.each if not run.is_finished]
     for speculative in (False, True):
-        todo = [run for run in runs.each if run.config.system.speculative == speculative and not run.is_finished]
         fitting = []
-        for run in todo:
+        for run in (run for run in unfinished if run.config.system.speculative == speculative):
             slots, fits = slots_of(run.config)
             if fits:
                 fitting.append(run)
@@ -149,6 +150,7 @@ def measure(runs: Runs, load: Callable[[RunConfig], Runner], notes: Notes, title
         if fitting:
             _measure_loaded(fitting, runs.plain, load, notes, title)
             gc.collect()  # frees this model before the one with the draft is loaded
+    return len(unfinished)
 
 
 def _measure_loaded(
@@ -217,24 +219,26 @@ def origin(config: RunConfig, where: dict[str, Any]) -> str:
 
 
 def main(options: Options) -> None:
-    configs = experiment_runs(options.scale, options.experiment, options.model, options.dataset)
-    check_names(configs)
-    drafting = next((config for config in configs if config.system.speculative), configs[0])
+    names = dict.fromkeys([options.dataset, *datasets(options.scale, options.experiment, options.model)])
+    configs = {name: experiment_runs(options.scale, options.experiment, options.model, name) for name in names}
+    every = [config for one in configs.values() for config in one]
+    check_names(every)
+    drafting = next((config for config in every if config.system.speculative), every[0])
     check_paths(drafting)
     preflight.check_device(load_scale(options.scale))
     where = provenance.of_device(DeviceBudget("cuda").device, options.commit)
-    name = origin(drafting, where)
-    root = Path("results") / options.scale / "measured" / options.model / name
-    runs = Runs.of(configs, load_tokenizer(drafting), root)
-    num_todo = sum(not run.is_finished for run in runs.each)
-    title = f"measure {options.experiment} {options.model} {options.dataset}"
     notes = {key: str(where[key]) for key in NOTED if key in where}
-    measure(runs, lambda config: CudaModel.load(resolve(config), Console(stderr=True)), notes, title)
+    name, tokenizer = origin(drafting, where), load_tokenizer(drafting)
+    root = Path("results") / options.scale / "measured" / options.model / name
+    title = f"measure {options.experiment} {options.model}"
+    load = lambda config: CudaModel.load(resolve(config), Console(stderr=True))  # noqa: E731
+    num_new = measure(Runs.of(every, tokenizer, root), load, notes, title)
+    runs = Runs.of(configs[options.dataset], tokenizer, root)
     check_lossless(runs)
     write_manifest(options.manifest, recorded(runs), notes | {"origin": name})
     publish(runs, options.out)
     num_misfits = sum(not run.metrics["fits_budget"] for run in runs.planned)
-    print(f"{len(runs.planned)} runs, {num_misfits} of them misfits; {num_todo} new; all tokens are plain decoding's")
+    print(f"{len(runs.planned)} runs, {num_misfits} of them misfits; {num_new} new; all tokens are plain decoding's")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,12 +14,14 @@ import yaml
 
 from harness import scales
 from harness.jobs import charge, preflight, write_table
+from harness.jobs.measure import Options as MeasureOptions
 from harness.jobs.measure import Runs, check_lossless, measure, publish, recorded, slots_of
+from harness.jobs.measure import main as measure_job
 from harness.jobs.tidy import Options as TidyOptions
 from harness.jobs.tidy import gather
 from harness.jobs.tidy import main as gather_tables
 from harness.plan import TextKey, compose, experiment_runs
-from harness.recordings import RECORDING
+from harness.recordings import RECORDING, read_manifest
 from specter.config import BudgetConfig, ExecutionConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
 from specter.models.cpu.live import LiveModel
@@ -90,7 +93,8 @@ def configs(live: LiveModel) -> list[RunConfig]:
 
 def run(configs: list[RunConfig], runner: Runner, root: Path) -> Runs:
     runs = Runs.of(configs, load_tokenizer(configs[0]), root)
-    measure(runs, runner.load, {"driver_version": "1"}, "test")
+    num_unfinished = sum(not one.is_finished for one in runs.each)
+    assert measure(runs, runner.load, {"driver_version": "1"}, "test") == num_unfinished
     return runs
 
 
@@ -139,6 +143,36 @@ def test_executions_are_runs_of_their_own_with_one_reference(
     write_table(part, frame[:2])
     gather_tables(TidyOptions(sources=(whole, part), out=tmp_path / "both.parquet"))
     assert len(pd.read_parquet(tmp_path / "both.parquet")) == 3
+
+
+def test_the_first_job_of_an_experiment_measures_all_data_sets(
+    live: LiveModel, configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(scale: str, experiment: str, model: str, dataset: str) -> list[RunConfig]:
+        named = dataclasses.replace(configs[0].dataset, name=dataset)
+        return [dataclasses.replace(config, dataset=named) for config in configs[:4]]
+
+    runner = Runner(live)
+    replaced = {
+        "experiment_runs": planned,
+        "datasets": lambda *names: ["gsm8k", "prose"],
+        "load_scale": lambda name: None,
+        "preflight.check_device": lambda scale: None,
+        "provenance.of_device": lambda device, commit: {"gpu": "none", "commit": commit},
+        "check_paths": lambda config: None,
+        "origin": lambda config, where: "origin",
+        "DeviceBudget": lambda device: SimpleNamespace(device=device),
+        "CudaModel.load": lambda resolved, console: runner.load(resolved.config),
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(f"harness.jobs.measure.{name}", value)
+    for dataset in ("gsm8k", "prose"):
+        out, manifest = tmp_path / dataset, tmp_path / f"{dataset}.json"
+        measure_job(MeasureOptions(str(tmp_path), "main", "tiny", dataset, out, manifest, commit="abc"))
+        assert len(runner.names) == 8 and runner.loads == [False, True]
+        frame, _ = gather([out])
+        assert len(frame) == 4 and set(frame["dataset"]) == {dataset} and set(frame["commit"]) == {"abc"}
+        assert set(read_manifest(manifest)[0]) == {TextKey("greedy", 16, k, 0) for k in (0, 3)}
 
 
 def test_a_resident_run_is_no_recording(live: LiveModel, configs: list[RunConfig], tmp_path: Path) -> None:
