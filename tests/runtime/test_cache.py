@@ -14,7 +14,7 @@ from specter.experts.residency import Residency, State
 from specter.experts.transfer import Backend, Transfer
 from specter.models.spec import ExpertId
 from specter.timeline.base import Event, Work
-from specter.timeline.virtual import VirtualTimeline
+from specter.timeline.virtual import VirtualEvent, VirtualTimeline
 from tests.runtime.fakes import MACHINE
 
 COMPUTE = Work("compute", hbm_bytes=1000, flops=0, kernels=1, launches=1)
@@ -64,7 +64,7 @@ class Bench:
         self.cache.release(wave, done)
 
 
-def test_hits_come_first_and_together_then_arrivals_one_by_one():
+def test_hits_come_first_and_together_then_arrivals_one_by_one() -> None:
     bench = Bench(8)
     bench.cache.place([ExpertId(0, 3), ExpertId(0, 5)])
     assert bench.verify(0, [1, 3, 4, 5]) == [[3, 5], [1], [4]]
@@ -72,7 +72,7 @@ def test_hits_come_first_and_together_then_arrivals_one_by_one():
     assert (counters.num_hits, counters.num_late_hits, counters.num_misses) == (2, 0, 2)
 
 
-def test_a_prefetch_that_is_still_under_way_is_a_late_hit():
+def test_a_prefetch_that_is_still_under_way_is_a_late_hit() -> None:
     bench = Bench(8)
     copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
@@ -82,7 +82,7 @@ def test_a_prefetch_that_is_still_under_way_is_a_late_hit():
     assert (counters.num_prefetched, counters.num_prefetched_used) == (2, 2)
 
 
-def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it():
+def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it() -> None:
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     slow = Work("slow", hbm_bytes=MACHINE.hbm_bytes_per_s, flops=0, kernels=0, launches=1)  # one second
@@ -94,7 +94,7 @@ def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it():
     assert bench.moved[-1] == (ExpertId(0, 1), bench.moved[0][1])
 
 
-def test_need_of_now_breaks_promises_to_later_layers():
+def test_need_of_now_breaks_promises_to_later_layers() -> None:
     bench = Bench(2)
     bench.prefetch(plan([ExpertId(1, 6)], []))
     bench.cache.place([ExpertId(1, 6), ExpertId(1, 7)])
@@ -102,21 +102,21 @@ def test_need_of_now_breaks_promises_to_later_layers():
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
 
-def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet():
+def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet() -> None:
     bench = Bench(2)
     bench.prefetch(plan([ExpertId(1, 6), ExpertId(1, 7)], []))
     assert {bench.residency.state(ExpertId(1, e)) for e in (6, 7)} == {State.LOADING}
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
 
-def test_a_prefetch_with_nobody_to_displace_is_left_to_be_fetched():
+def test_a_prefetch_with_nobody_to_displace_is_left_to_be_fetched() -> None:
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     assert bench.prefetch(plan([ExpertId(0, 1)], [ExpertId(0, 0)])) == []
     assert bench.cache.counters.num_prefetched == 0
 
 
-def test_protection_of_a_layer_ends_with_its_verification():
+def test_protection_of_a_layer_ends_with_its_verification() -> None:
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     bench.prefetch(plan([], [ExpertId(0, 0)]))
@@ -124,7 +124,7 @@ def test_protection_of_a_layer_ends_with_its_verification():
     assert bench.residency.state(ExpertId(0, 0)) is State.ABSENT
 
 
-def test_placed_experts_cost_no_copy_and_are_displaced_in_their_order():
+def test_placed_experts_cost_no_copy_and_are_displaced_in_their_order() -> None:
     bench = Bench(6)
     bench.cache.place([ExpertId(0, 2), ExpertId(1, 4), ExpertId(0, 3), ExpertId(0, 1), ExpertId(1, 0), ExpertId(1, 5)])
     assert bench.timeline.totals().num_copies == 0
@@ -134,7 +134,7 @@ def test_placed_experts_cost_no_copy_and_are_displaced_in_their_order():
     assert states == [State.ABSENT, State.ABSENT, State.RESIDENT]
 
 
-def test_a_join_makes_what_it_waits_for_late():
+def test_a_join_makes_what_it_waits_for_late() -> None:
     """With a planner that joins before verification, whoever is still on its way then is late, though it arrives."""
     bench = Bench(8)
     copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
@@ -145,20 +145,21 @@ def test_a_join_makes_what_it_waits_for_late():
     assert (bench.cache.counters.num_hits, bench.cache.counters.num_late_hits) == (1, 1)
 
 
-def test_the_next_plan_replaces_the_protections_of_the_last():
+def test_the_next_plan_replaces_the_protections_of_the_last() -> None:
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     bench.prefetch(plan([], [ExpertId(0, 0)]))
     assert len(bench.prefetch(plan([ExpertId(0, 1)], []))) == 1
 
 
-def compute(bench: Bench) -> Event:
+def compute(bench: Bench) -> VirtualEvent:
     _, done = bench.timeline.compute(COMPUTE, lambda: None)
+    assert isinstance(done, VirtualEvent)
     bench.timeline.wait(done)
     return done
 
 
-def test_planned_loads_are_fed_a_few_at_a_time_in_order():
+def test_planned_loads_are_fed_a_few_at_a_time_in_order() -> None:
     bench = Bench(16)
     loads = [ExpertId(layer, expert) for layer in (0, 1) for expert in range(4)]
     bench.cache.submit(plan(loads, []), compute(bench))
@@ -169,7 +170,7 @@ def test_planned_loads_are_fed_a_few_at_a_time_in_order():
     assert seen == [3, 4, 5, 6, 7] and [expert for expert, _ in bench.moved] == loads
 
 
-def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_again():
+def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_again() -> None:
     bench = Bench(16)
     bench.cache.submit(plan([ExpertId(1, expert) for expert in range(5)], []), compute(bench))
     bench.cache.feed()
@@ -179,7 +180,7 @@ def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_agai
     assert [expert.expert for expert, _ in bench.moved] == [0, 1, 2, 7, 4]
 
 
-def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_ones_go_first():
+def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_ones_go_first() -> None:
     bench = Bench(16)
     bench.cache.submit(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3), ExpertId(1, 0)], []), compute(bench))
     assert bench.verify(0, [2, 5]) == [[2], [5]]
@@ -189,7 +190,7 @@ def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_
     assert bench.cache.counters.num_misses == 2, "planned, but not issued when somebody needed it"
 
 
-def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once():
+def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once() -> None:
     bench = Bench(16)
     compute(bench)
     known = compute(bench)
@@ -205,7 +206,7 @@ def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once():
     assert bench.settle_need() == 0
 
 
-def test_need_of_arrivals_that_the_host_sees_late_ends_with_the_last_of_them():
+def test_need_of_arrivals_that_the_host_sees_late_ends_with_the_last_of_them() -> None:
     bench = Bench(16)
     for wave in bench.waves(0, [1, 2]):
         bench.compute(wave)
@@ -213,11 +214,11 @@ def test_need_of_arrivals_that_the_host_sees_late_ends_with_the_last_of_them():
     assert bench.settle_need() >= bench.timeline.totals().link_busy_ns > 0
 
 
-def test_need_that_the_router_calls_off_ends_with_its_word():
+def test_need_ends_when_the_router_does_not_choose_the_expert() -> None:
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     known = compute(bench)
     bench.cache.submit(plan([ExpertId(0, 1)], [ExpertId(0, 0), ExpertId(1, 0)]), known)
-    assert bench.cache.feed() is None, "nobody may be displaced"
+    assert bench.cache.feed() is None, "nothing is evictable"
     bench.verify(0, [0])
     assert 0 < bench.settle_need() <= bench.timeline.now_ns() - known.end_ns

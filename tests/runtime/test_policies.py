@@ -27,7 +27,7 @@ experts = st.builds(ExpertId, st.integers(0, 3), st.integers(0, 5))
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["load", "evict", "pin", "end use", "end"]), experts)))
 @settings(max_examples=200, deadline=None)
-def test_residency_agrees_with_a_plain_dictionary(num_slots: int, steps: list[tuple[str, ExpertId]]):
+def test_residency_agrees_with_a_plain_dictionary(num_slots: int, steps: list[tuple[str, ExpertId]]) -> None:
     residency = Residency(num_slots)
     model: dict[ExpertId, dict[str, int]] = {}
     for action, expert in steps:
@@ -67,13 +67,13 @@ def test_residency_agrees_with_a_plain_dictionary(num_slots: int, steps: list[tu
 
 
 @given(st.integers(1, 200), st.integers(1, 30))
-def test_quotas_share_all_slots_evenly(num_slots: int, num_layers: int):
+def test_quotas_share_all_slots_evenly(num_slots: int, num_layers: int) -> None:
     quotas = layer_quotas(num_slots, num_layers)
     assert sum(quotas) == num_slots and max(quotas) - min(quotas) <= 1
 
 
 @given(st.lists(experts, min_size=1, max_size=40), st.sets(experts))
-def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId], pinned: set[ExpertId]):
+def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId], pinned: set[ExpertId]) -> None:
     lru = LruEviction(Pool([1] * 4, 6, 1))
     for expert in uses:
         lru.used(expert)
@@ -85,7 +85,7 @@ def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId],
         assert lru.victim(layer, lambda e: e not in pinned, False) == (allowed[0] if allowed else None)
 
 
-def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
+def test_lru_below_its_quota_takes_from_whoever_holds_too_much() -> None:
     lru = LruEviction(Pool([2, 2], 6, 1))
     for expert in (0, 1, 2):
         lru.used(ExpertId(1, expert))
@@ -93,7 +93,7 @@ def test_lru_below_its_quota_takes_from_whoever_holds_too_much():
     assert lru.victim(0, anything, False) == ExpertId(1, 0)
 
 
-def test_lru_without_quota_takes_the_oldest_of_all():
+def test_lru_without_quota_takes_the_oldest_of_all() -> None:
     lru = LruEviction(Pool([1, 1, 0], 6, 1))
     for expert in (ExpertId(1, 3), ExpertId(0, 2)):
         lru.used(expert)
@@ -101,7 +101,7 @@ def test_lru_without_quota_takes_the_oldest_of_all():
     assert lru.victim(2, lambda e: e != ExpertId(1, 3), False) == ExpertId(0, 2)
 
 
-def test_lookahead_counts_tokens_per_expert():
+def test_lookahead_counts_tokens_per_expert() -> None:
     buffer = LookaheadBuffer(2, 4)
     buffer.add(np.array([[0, 1], [2, 3]], np.int16))
     buffer.add(np.array([[0, 2], [2, 1]], np.int16))
@@ -122,10 +122,10 @@ class TestThreePhasePlanner:
         return [n for n in range(1, draft_len + 1) if planner.is_boundary(n)]
 
     @pytest.mark.parametrize(("draft_len", "first"), [(1, 1), (4, 1), (5, 1), (9, 1), (10, 2), (16, 3), (32, 6)])
-    def test_cold_start_waits_for_a_fifth_of_the_draft(self, draft_len: int, first: int):
+    def test_cold_start_waits_for_a_fifth_of_the_draft(self, draft_len: int, first: int) -> None:
         assert self.boundaries(self.planner(draft_len), draft_len) == [first]
 
-    def test_loads_the_top_m_of_each_layer_by_count_and_protects_those_present(self):
+    def test_loads_the_top_m_of_each_layer_by_count_and_protects_those_present(self) -> None:
         counts = np.array([[5, 0, 3, 4], [0, 0, 1, 0]], np.int32)
         present = np.zeros((2, 4), np.bool_)
         present[0, 3] = True
@@ -133,7 +133,7 @@ class TestThreePhasePlanner:
         assert plan.loads == [ExpertId(0, 0), ExpertId(1, 2)]
         assert plan.protect.tolist() == [[True, False, False, True], [False, False, True, False]]
 
-    def test_next_chunk_lasts_as_long_as_the_copies_just_submitted(self):
+    def test_next_chunk_lasts_as_long_as_the_copies_just_submitted(self) -> None:
         planner = self.planner(16)
         counts = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32)  # 3 copies of 1 ms: 3 draft steps
         planner.plan(3, counts, np.zeros((2, 4), np.bool_))
@@ -154,7 +154,7 @@ class TestThreePhasePlanner:
     )
     def test_chunk_adapts_to_measured_bandwidth_and_step(
         self, step_ms: tuple[float, ...], copies: tuple[tuple[int, float], ...], boundary: int
-    ):
+    ) -> None:
         planner = self.planner(16)
         for one_ms in step_ms:
             planner.observe_step(one_ms)
@@ -164,24 +164,24 @@ class TestThreePhasePlanner:
         planner.plan(3, counts, np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [boundary]
 
-    def test_estimates_outlast_a_round(self):
+    def test_estimates_outlast_a_round(self) -> None:
         planner = self.planner(16)
         planner.observe_step(0.2)
         planner.begin_round(16)
         planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [7]
 
-    def test_nothing_more_once_the_next_boundary_reaches_k(self):
+    def test_nothing_more_once_the_next_boundary_reaches_k(self) -> None:
         planner = self.planner(5)
         planner.plan(1, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 5) == []
 
-    def test_nothing_more_once_every_layer_has_its_m_experts(self):
+    def test_nothing_more_once_every_layer_has_its_m_experts(self) -> None:
         planner = self.planner(16)
         planner.plan(3, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == []
 
-    def test_keeps_planning_while_a_layer_wants_fewer_than_m(self):
+    def test_keeps_planning_while_a_layer_wants_fewer_than_m(self) -> None:
         planner = self.planner(16)
         planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [4]
@@ -190,7 +190,7 @@ class TestThreePhasePlanner:
 class TestDeadlinePlanner:
     @given(st.data())
     @settings(max_examples=50, deadline=None)
-    def test_orders_what_is_counted_and_absent_by_layer_then_count(self, data: st.DataObject):
+    def test_orders_what_is_counted_and_absent_by_layer_then_count(self, data: st.DataObject) -> None:
         cells = st.lists(st.integers(0, 5), min_size=12, max_size=12)
         counts = np.array(data.draw(cells), np.int32).reshape(3, 4)
         present = np.array(data.draw(cells)).reshape(3, 4) > 2
@@ -200,7 +200,7 @@ class TestDeadlinePlanner:
         assert keys == sorted(keys)
         assert np.array_equal(plan.protect, counts > 0)
 
-    def test_variants_share_one_order_and_differ_in_one_published_choice(self):
+    def test_variants_share_one_order_and_differ_in_one_published_choice(self) -> None:
         names = ("deadline", "deadline_cold", "deadline_joined", "three_phase")
         planners = [PLANNERS[name](POOL) for name in names]
         for planner in planners:
@@ -215,14 +215,14 @@ class TestDeadlinePlanner:
         assert plans[0].loads == plans[1].loads == plans[2].loads
         assert [plan.at_once for plan in plans] == [False, False, True, True]
 
-    def test_plans_after_every_step_unless_the_next_one_has_ended_too(self):
+    def test_plans_after_every_step_unless_the_next_one_has_ended_too(self) -> None:
         planner = DeadlinePlanner(POOL)
         planner.begin_round(16)
         assert all(planner.is_boundary(number) for number in range(1, 17))
         assert planner.skips_boundary(lambda: True) and not planner.skips_boundary(lambda: False)
 
 
-def test_a_planner_without_hooks_loads_nothing_and_delays_nothing():
+def test_a_planner_without_hooks_loads_nothing_and_delays_nothing() -> None:
     planner = Planner(POOL)
     planner.begin_round(16)
     assert not any(planner.is_boundary(number) for number in range(1, 17))
