@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from specter.errors import SpecterError
 
 MIN_DOCUMENT_CHARS = 400
@@ -32,52 +34,7 @@ class Source:
     max_chars: int = 12_000_000  # no single manual dominates
 
 
-CAMPAIGNS = ("did", "dm", "dw", "ei", "httt", "l", "low", "nr", "sof", "sota", "sotbe", "thot", "trow", "tsg", "utbs")
-
-SOURCES = (
-    # English prose
-    Source("anarchism", "usr/share/doc/anarchism/html/*.html", "html"),
-    Source("debian-handbook", "usr/share/doc/debian-handbook/html/en-US/*.html", "html"),
-    Source("debian-reference-en", "usr/share/debian-reference/*.en.html", "html"),
-    Source("developers-reference", "usr/share/developers-reference/*.html", "html"),
-    Source("debian-policy", "usr/share/doc/debian-policy/policy.html/*.html", "html"),
-    Source("debian-faq", "usr/share/doc/debian/FAQ/*.html", "html"),
-    Source("aptitude-doc-en", "usr/share/doc/aptitude/html/en/*.html", "html"),
-    Source("installation-guide-amd64", "usr/share/doc/installation-guide-amd64/en/*.html", "html"),
-    Source("debian-edu-doc-en", "usr/share/doc/debian-edu-doc-en/**/*.html", "html"),
-    Source("gnome-user-docs", "usr/share/help/C/**/*.page", "html"),
-    Source("libreoffice-help-en-us", "usr/share/libreoffice/help/en-US/**/*.html", "html"),
-    Source("jargon-text", "usr/share/doc/jargon-text/jargon.txt.gz", "entries"),
-    Source("dict-foldoc", "usr/share/dictd/foldoc.dict.dz", "entries"),
-    Source("dict-gcide", "usr/share/dictd/gcide.dict.dz", "entries", 16_000_000),
-    Source("dict-devil", "usr/share/dictd/devil.dict.dz", "entries"),
-    Source("wordnet-base", "usr/share/wordnet/data.*", "glosses"),
-    Source("fortunes", "usr/share/games/fortunes/*", "fortunes"),
-    *(
-        Source(f"wesnoth-1.16-{campaign}", "usr/share/games/wesnoth/1.16/data/campaigns/**/*.cfg", "dialogue")
-        for campaign in CAMPAIGNS
-    ),
-    # manuals, questions and answers, mathematics
-    Source("linux-doc-6.1", "usr/share/doc/linux-doc-6.1/**/*.rst.gz", "plain", 22_000_000),
-    Source("python3.11-doc", "usr/share/doc/python3.11/html/_sources/**/*.rst.txt", "plain", 14_000_000),
-    Source("perl-doc", "usr/share/perl/5.36.0/pod/*.pod", "plain"),
-    Source("git-doc", "usr/share/doc/git-doc/**/*.txt"),
-    Source("postgresql-doc-15", "usr/share/doc/postgresql-doc-15/html/*.html", "html"),
-    Source("apache2-doc", "usr/share/doc/apache2-doc/manual/en/**/*.html", "html"),
-    Source("vim-doc", "usr/share/doc/vim/html/*.html", "html"),
-    Source("sqlite3-doc", "usr/share/doc/sqlite3/**/*.html", "html"),
-    Source("python-django-doc", "usr/share/doc/python-django-doc/html/**/*.html", "html"),
-    Source("python-sqlalchemy-doc", "usr/share/doc/python-sqlalchemy-doc/html/**/*.html", "html"),
-    Source("python-jinja2-doc", "usr/share/doc/python-jinja2-doc/html/**/*.html", "html"),
-    Source("python-sympy-doc", "usr/share/doc/python-sympy-doc/html/**/*.html", "html"),
-    Source("cmake-doc", "usr/share/doc/cmake-data/html/**/*.html", "html"),
-    Source("rust-doc", "usr/share/doc/rust-doc/html/book/*.html", "html"),
-    Source("octave-doc", "usr/share/doc/octave/octave.html/*.html", "html"),
-    Source("maxima-doc", "usr/share/doc/maxima-doc/html/*.html", "html"),
-    Source("r-doc-html", "usr/share/R/doc/manual/*.html", "html"),
-    Source("bash-doc", "usr/share/doc/bash-doc/*.html", "html"),
-    Source("zsh-doc", "usr/share/doc/zsh-common/html/*.html", "html"),
-)
+SOURCES = tuple(Source(**source) for source in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()))
 
 
 def strip_markup(text: str) -> str:
@@ -164,7 +121,7 @@ def read_source(source: Source, root: Path) -> Iterator[str]:
     paths = sorted(path for path in root.glob(source.pattern) if path.is_file() and path.suffix not in (".dat", ".u8"))
     if not paths:
         raise SpecterError(
-            f"{source.package}: no file matches {source.pattern}", "adapt its entry in tools/standin/sources.py"
+            f"{source.package}: no file matches {source.pattern}", "adapt its entry in tools/standin/sources.yaml"
         )
     taken = 0
     for path in paths:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -108,11 +109,8 @@ class Trainer:
             fused=True if on_gpu else None,
             capturable=on_gpu,
         )
-        self._run_plain: Callable[[], None] = self._plain_step
-        self._run_consistent: Callable[[], None] = self._consistent_step
-        if variant.graph:
-            self._run_plain = self._capture(self._plain_step)
-            self._run_consistent = self._capture(self._consistent_step)
+        runs: list[Callable[[], None]] = [partial(self._run_step, consistent) for consistent in (False, True)]
+        self._runs = [self._capture(run) for run in runs] if variant.graph else runs
 
     def reset(self) -> None:
         """Zeroes the optimizer's moments and step count, the only effect of steps at learning rate 0."""
@@ -124,7 +122,7 @@ class Trainer:
     def step(self, batch: Tensor, consistent: bool = False) -> None:
         """One update on token ids int64 [B, T + 1], with or without the noisy pass; asynchronous on a GPU."""
         self._batch.copy_(batch)
-        (self._run_consistent if consistent else self._run_plain)()
+        self._runs[consistent]()
 
     def read_losses(self, num_steps: int) -> tuple[float, float, float]:
         """Mean cross-entropy, balance and consistency over the `num_steps` steps since the last read; synchronises."""
@@ -132,21 +130,19 @@ class Trainer:
         self._losses.zero_()
         return cross_entropy, balance, consistency
 
-    def _plain_step(self) -> None:
+    def _run_step(self, consistent: bool) -> None:
+        network, tokens, targets = self._network, self._batch[:, :-1], self._batch[:, 1:]
         work = working_copy(self.weights, self.dtype)
-        out = self._network(work, self._batch[:, :-1])
-        targets = self._batch[:, 1:]
-        cross_entropy = self._network.head_loss(out.hidden, work["head"], work.get("head_bias"), targets)
-        self._update(cross_entropy, out.balance, torch.zeros_like(cross_entropy))
-
-    def _consistent_step(self) -> None:
-        work = working_copy(self.weights, self.dtype)
-        noisy = work | noisy_experts(self.weights, self.dtype)
-        out = self._network(work, self._batch[:, :-1])
-        noisy_out = self._network(noisy, self._batch[:, :-1])
-        head, bias, targets = work["head"], work.get("head_bias"), self._batch[:, 1:]
-        losses = self._network.head_losses(out.hidden, noisy_out.hidden, head, bias, targets)
-        self._update(losses[0], out.balance, losses[1])
+        head, bias = work["head"], work.get("head_bias")
+        if consistent:
+            noisy = work | noisy_experts(self.weights, self.dtype)
+            out, noisy_out = network(work, tokens), network(noisy, tokens)
+            cross_entropy, consistency = network.head_losses(out.hidden, noisy_out.hidden, head, bias, targets)
+        else:
+            out = network(work, tokens)
+            cross_entropy = network.head_loss(out.hidden, head, bias, targets)
+            consistency = torch.zeros_like(cross_entropy)
+        self._update(cross_entropy, out.balance, consistency)
 
     def _update(self, cross_entropy: Tensor, balance: Tensor, consistency: Tensor) -> None:
         settings = self.settings
