@@ -101,8 +101,8 @@ class RecordingModel:
     """A `Model` that records what another one returns; see `finish`.
 
     Args:
-        predicts: record the next layer's predicted routing in every pass without drafts, whether or not the engine asks
-            for it, so that one recording serves every baseline. For a model that computes at once, at no charge.
+        predicts: record the next layer's predicted routing in every pass without drafts, also where the engine does not
+            request it, so that one recording serves every baseline. For a model that computes at once, at no charge.
     """
 
     def __init__(self, model: Model, predicts: bool = False) -> None:

@@ -33,7 +33,7 @@ import_modules("baselines")
 
 
 def load_system(name: str) -> SystemConfig:
-    """A system as everybody runs it."""
+    """A system of conf/system."""
     return SystemConfig(**yaml.safe_load((CONF / "system" / f"{name}.yaml").read_text()))
 
 

@@ -1,4 +1,4 @@
-"""Every rival's policy a second time: what it loads, from a log of what model and draft asked for.
+"""Every rival's policy a second time: what it loads, from a log of the routing of model and draft.
 
 No slots, events or clock: an expert is present or not, and every copy ends at once. Written from the rivals'
 descriptions alone, apart from the runtime; it shares no code with it.
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def demand(pool: Pool, layer: int, rows: Sequence[Sequence[int]], outcome: Outcome) -> None:
-    """A layer's need: residents are computed first, then the others in order; whoever was computed may be displaced."""
+    """A layer's need: residents are computed first, then the others in order; computed experts are evictable."""
     needed = [(layer, expert) for expert in sorted({expert for row in rows for expert in row})]
     pool.protected = {pair for pair in pool.protected if pair[0] != layer}
     here = [pair for pair in needed if pair in pool.held]

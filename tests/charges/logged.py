@@ -1,4 +1,4 @@
-"""A timeline that writes down what it is asked for, and a model that follows a script.
+"""A timeline that logs its calls, and a model that follows a script.
 
 One line per call, in the order of issue: an operation with the name of its charge in `tariff.TARIFF` (raw numbers if it
 has none), the events that it waits for, and where experts go. Time is logical: work has happened once the host has

@@ -104,7 +104,7 @@ def test_short_host_memory_is_refused_before_it_is_taken(monkeypatch: pytest.Mon
 
 
 class Growing:
-    """A machine that is given more memory each time it is asked what it has."""
+    """Available memory that grows with each query."""
 
     def __init__(self, bytes_a_question: int) -> None:
         self.bytes_a_question = bytes_a_question

@@ -203,7 +203,7 @@ def check_prediction(models: Models) -> None:
 
 
 class _Dimensions:
-    """All that an engine asks of a model while nothing is computed."""
+    """A model that computes nothing, with all calls of the engine."""
 
     num_layers, num_dense_layers, num_experts, top_k = (
         SPEC.num_layers, SPEC.num_dense_layers, SPEC.num_experts, SPEC.top_k

@@ -98,8 +98,8 @@ def test_uncovered_experts_fall_back_and_are_counted() -> None:
         rtn = quantize_rtn(weights, 128)
         assert torch.equal(matrices.codes[3], rtn.codes[3])
         assert not torch.equal(matrices.codes[0], rtn.codes[0])
-    everybody = Gptq(128, 301)(experts, inputs)
-    assert everybody.fallback.all() and torch.equal(everybody.down.codes, quantize_rtn(experts.down, 128).codes)
+    all_rounded = Gptq(128, 301)(experts, inputs)
+    assert all_rounded.fallback.all() and torch.equal(all_rounded.down.codes, quantize_rtn(experts.down, 128).codes)
 
 
 def test_rtn_counts_tokens_but_no_fallbacks() -> None:

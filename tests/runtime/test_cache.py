@@ -135,7 +135,7 @@ def test_placed_experts_cost_no_copy_and_are_displaced_in_their_order() -> None:
 
 
 def test_a_join_makes_what_it_waits_for_late() -> None:
-    """With a planner that joins before verification, whoever is still on its way then is late, though it arrives."""
+    """With a barrier before verification, an expert still loading then is a late hit, although it arrives."""
     bench = Bench(8)
     copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
@@ -187,7 +187,7 @@ def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_
     while (copy := bench.cache.feed()) is not None:
         bench.timeline.wait_first([copy])
     assert [expert for expert, _ in bench.moved] == [ExpertId(0, 2), ExpertId(0, 5), ExpertId(1, 0)]
-    assert bench.cache.counters.num_misses == 2, "planned, but not issued when somebody needed it"
+    assert bench.cache.counters.num_misses == 2, "planned, but not issued at demand"
 
 
 def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once() -> None:

@@ -80,8 +80,8 @@ def test_counts_add_up_and_bytes_are_what_crossed_the_link() -> None:
     payload = engine.costs.payload_bytes
     assert sum(r.num_prefetched for r in records) > 0
     for record in records:
-        asked = record.num_hits + record.num_late_hits + record.num_misses
-        assert asked == round(record.union_mean * TINY.num_moe_layers)
+        num_demanded = record.num_hits + record.num_late_hits + record.num_misses
+        assert num_demanded == round(record.union_mean * TINY.num_moe_layers)
         assert record.num_prefetched_used <= record.num_prefetched + 12
         assert record.fetch_bytes == record.num_misses * payload
     moved = generation.prefill_bytes + sum(record.prefetch_bytes + record.fetch_bytes for record in records)
@@ -121,7 +121,7 @@ def test_empty_and_too_long_prompts_are_refused() -> None:
 
 
 class Lanes(VirtualTimeline):
-    """Knows whether the host has waited for both lanes since anything was issued."""
+    """Tracks whether the host has waited for both lanes since the last operation was issued."""
 
     is_idle = True
 
@@ -140,7 +140,7 @@ class Lanes(VirtualTimeline):
 
 @pytest.mark.parametrize("planner", ["none", "three_phase", "deadline"])
 def test_nothing_is_under_way_when_a_generation_returns(planner: str) -> None:
-    """On a device its slots may then be filled anew, or their memory given to somebody else."""
+    """On a device its slots may then be refilled, or their memory reused."""
     timeline = Lanes(MACHINE)
     make_engine(FakeModel(sometimes), 12, 4, planner=planner, timeline=timeline).generate(PROMPT, 30)
     assert timeline.is_idle

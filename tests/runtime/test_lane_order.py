@@ -123,7 +123,7 @@ def test_without_a_barrier_no_layer_but_its_waves_waits_for_copies(directory: Pa
 
 
 def test_a_wave_waits_for_one_copy_at_most_and_hits_for_none(directory: Path) -> None:
-    """Copies of one layer arrive in the order of issue, so the last one of a wave tells."""
+    """Copies of one layer arrive in the order of issue, so the last one of a wave decides."""
     for system in set(SYSTEMS) - set(SWAPS):
         _, order = run_randomly(system, 2, directory)
         assert {len(op.after) for op in order.named("wave")} <= {0, 1}

@@ -37,7 +37,7 @@ def test_a_system_fits_a_device_that_holds_its_parts(memory: int, fits: bool) ->
 
 @pytest.mark.parametrize(("memory", "fits"), [(4732 + 2160 + 12 * 192, True), (4732 + 2160 + 12 * 192 - 1, False)])
 def test_a_model_needs_no_offloading_where_all_its_experts_fit(memory: int, fits: bool) -> None:
-    """Whatever system asks: plain decoding has no draft."""
+    """For every system: plain decoding has no draft."""
     machine = replace(BY_HAND, device_memory_bytes=memory)
     assert fit(COSTS, make_config("specmoeoff", None).system, 6, machine)["fits_without_offloading"] is fits
 

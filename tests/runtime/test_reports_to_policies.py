@@ -74,7 +74,7 @@ def spied(system: str, directory: Path, **settings: Any) -> Run:
 
 
 def reports(run: Run, to: str, num_tokens: int) -> list[str]:
-    """What one policy is told, by round."""
+    """The calls that one policy receives, by round."""
     log = run.generate(prompt_len=1, num_tokens=num_tokens)
     return [line.removeprefix(f"{to}.") for line in log if line.startswith((f"{to}.", "round ", "prefill"))]
 

@@ -50,7 +50,7 @@ def test_only_what_changed_runs_again(checkout: Checkout) -> None:
     expected = {"replay": 1, "tidy": 1, "figure": 1, "table": 1, "page": 1, "smoke": 1}
     assert checkout.pending("smoke") == expected
 
-    # One more K is recorded, but only the experiment that asks for it is replayed.
+    # One more K is recorded, but only the experiment that lists it is replayed.
     checkout.pretend_to_run("smoke")
     path = checkout.root / "conf/experiment/k_sweep.yaml"
     experiment = yaml.safe_load(path.read_text())

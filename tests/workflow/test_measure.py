@@ -37,7 +37,7 @@ MISFIT = ("specmoeoff", "low")
 
 @dataclasses.dataclass
 class Runner:
-    """Counts runs and loads, and fails when it is told to."""
+    """Counts runs and loads, and fails at a given run."""
 
     live: LiveModel
     notes: dict[str, str] = dataclasses.field(default_factory=lambda: {"gpu": "none"})

@@ -1,4 +1,4 @@
-"""The draft without its INT4 kernels: the ablation that tells what the fused kernels gain in a whole round."""
+"""The draft without its INT4 kernels: the ablation that measures their gain in a whole round."""
 
 from __future__ import annotations
 
