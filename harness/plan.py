@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hydra import compose as hydra_compose
@@ -158,8 +158,7 @@ def decomposed_pairs(scale: str, model: str, dataset: str) -> list[tuple[RunConf
     return pairs
 
 
-@dataclass(frozen=True)
-class ProbePlan:
+class ProbePlan(NamedTuple):
     """What one probe job measures of a model's draft: on recordings of `main`, and on held-out text."""
 
     base: RunConfig
@@ -168,7 +167,7 @@ class ProbePlan:
 
 
 def probe_plan(scale: str, model: str) -> ProbePlan:
-    """What is measured of a model's draft at a scale."""
+    """The plan of a model at a scale."""
     size, what = load_scale(scale), load_experiment("main")
     base = _base(size, what, model, size.datasets[0], f"results/{scale}/probe")
     samplings = _all(SamplingConfig, "sampling", what.samplings)

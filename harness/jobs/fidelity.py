@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.jobs import model_columns, progress_bar, write_table
 from harness.plan import compose
@@ -67,12 +68,8 @@ class Options:
     def study(self) -> Probe:
         """The probe with the given values."""
         probe = load_probe(self.probe)
-        given: dict[str, Any] = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name in vars(probe)
-            if (value := getattr(self, name, None)) is not None
-        }
-        return replace(probe, **given)
+        given: dict[str, Any] = {name: getattr(self, name, None) for name in vars(probe)}
+        return replace(probe, **{name: value for name, value in given.items() if value is not None})
 
     def run(self) -> RunConfig:
         """A run of the model, for its paths."""
@@ -81,8 +78,7 @@ class Options:
         return run
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One text and its source."""
 
     mode: str  # the sampling that wrote it, or "data set"
@@ -102,7 +98,7 @@ def requests(run: RunConfig, probe: Probe, manifests: Sequence[Path]) -> list[Re
     if probe.texts not in ("recorded", "datasets"):
         raise SpecterError(f"texts={probe.texts!r} is unknown", "use recorded or datasets")
     found = list(_recorded(probe, manifests) if probe.texts == "recorded" else _of_datasets(run, probe))
-    cut = [Request(one.mode, one.dataset, one.tokens[: probe.num_tokens]) for one in found]
+    cut = [one._replace(tokens=one.tokens[: probe.num_tokens]) for one in found]
     kept = [one for one in cut if len(one.tokens) > probe.prompt_tokens]
     if not kept:
         raise SpecterError(
@@ -133,11 +129,8 @@ def _of_datasets(run: RunConfig, probe: Probe) -> Iterator[Request]:
 
 def side_by_side(found: Sequence[Request], prompt_tokens: int) -> Texts:
     """All texts as the rows of one tensor, padded with zeros."""
-    lengths = [len(one.tokens) for one in found]
-    tokens = torch.zeros(len(found), max(lengths), dtype=torch.int64)
-    for row, one in zip(tokens, found, strict=True):
-        row[: len(one.tokens)] = torch.tensor(one.tokens)
-    return Texts(tokens, torch.tensor(lengths), prompt_tokens)
+    tokens = [torch.tensor(one.tokens) for one in found]
+    return Texts(pad_sequence(tokens, batch_first=True), torch.tensor([len(one) for one in tokens]), prompt_tokens)
 
 
 # -- drafts ------------------------------------------------------------------------------------

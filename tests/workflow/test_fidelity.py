@@ -207,7 +207,7 @@ def test_a_bad_study_is_refused(override: str, fault: str, monkeypatch: pytest.M
 def test_options_replace_values_of_the_probe() -> None:
     given = parse_arguments(Options, ["model=qwen1_5_moe", "probe=smoke", "methods=rtn,q2_k", "window=7"])
     expected = scales.load_probe("smoke")
-    assert given.study() == dataclasses.replace(expected, methods=["rtn", "q2_k"], window=7)
+    assert given.study() == dataclasses.replace(expected, methods=("rtn", "q2_k"), window=7)
     assert parse_arguments(Options, ["model=m", "probe=smoke"]).study() == expected
 
 
