@@ -46,6 +46,40 @@ def runs(systems: Sequence[str], **axes: Sequence[Any]) -> pd.DataFrame:
     return frame.assign(charged_as=frame["model"], experts_per_layer=per_layer)
 
 
+def probe() -> pd.DataFrame:
+    """Every quantity of the probe for three kinds of text, two data sets each; all values differ."""
+    rng = random.Random(7)
+    rows: list[dict[str, Any]] = []
+    for mode, name in itertools.product(("greedy", "seeded", "teacher-forced"), ("gsm8k", "prose")):
+        at = {"mode": mode, "dataset": name}
+        rows += [at | {"quantity": "fidelity", "layer": layer, "value": rng.random()} for layer in (0, 1, 2)]
+        rows += [at | {"quantity": "union", "k": k, "value": k * rng.uniform(1, 6)} for k in (1, 2, 3, 16)]
+        rows += [at | {"quantity": "run", "k": k, "value": float(rng.randint(1, 9))} for k in (0, 2, 8)]
+        rows += [at | {"quantity": "acceptance", "value": rng.random(), "num": rng.randint(10, 90)}]
+        rows += [at | {"quantity": "distinct_4grams", "value": rng.random()}]
+    named = {"model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite"}
+    return pd.DataFrame([{"layer": -1, "k": 0, "num": 4, "temperature": 1.0} | named | row for row in rows])
+
+
+def fidelity() -> pd.DataFrame:
+    """Every quantity of the fidelity study for two methods, two requests and two layers; all values differ."""
+    rng = random.Random(8)
+    rows: list[dict[str, Any]] = []
+    for method in ("q8_0", "gptq"):
+        found: list[dict[str, Any]] = [
+            {"quantity": quantity, "request": request, "layer": layer}
+            for quantity, request, layer in itertools.product(("set_match", "order_match", "same_set"), (0, 1), (0, 1))
+        ]
+        found += [{"quantity": "agreement", "request": request} for request in (0, 1)]
+        found += [{"quantity": "position", "position": at, "num": rng.randint(1, 5)} for at in range(20)]
+        found += [{"quantity": "margin", "margin": at / 10} for at in range(1, 11)]
+        rows += [row | {"method": method, "value": rng.random()} for row in found]
+    named = {"model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "window": 16,
+             "num_requests": 2, "num_pairs": 4, "mode": "seeded", "dataset": "gsm8k"}  # fmt: skip
+    empty = {"request": -1, "layer": -1, "position": -1, "margin": 0.0, "num": 1}
+    return pd.DataFrame([empty | named | row for row in rows])
+
+
 def values(frame: pd.DataFrame, column: str, **settings: Any) -> list[float]:
     """The values of a column in the rows with these settings, in plain Python."""
     rows = frame.to_dict("records")

@@ -16,8 +16,7 @@ from harness.catalogue import FIGURES, TABLES, figures
 from harness.plotting.frames import Frames, half_width
 from harness.scales import load_scale
 from harness.studies import published
-from tests.workflow.made_up import PER_LAYER, macro, not_drawn, one, runs, values
-from tests.workflow.test_fidelity import made_up, made_up_probe
+from tests.workflow.made_up import PER_LAYER, fidelity, macro, not_drawn, one, probe, runs, values
 
 SYSTEMS = ("specter", "specter_deadline", "lru", "mixtral_offloading", "on_demand", "resident")
 TIERS, SAMPLINGS, DATASETS = ("high", "low"), ("greedy", "seeded"), ("gsm8k", "prose")
@@ -64,10 +63,11 @@ def frames_of(name: str) -> Frames:
         "rivals": rival_runs,
         "prompt_length": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",), "prompt_tokens": (16, 0)}),
         "decomposition": decomposed,
-        "probe": lambda: made_up_probe().assign(model="deepseek_v2_lite"),
-        "fidelity": lambda: made_up().assign(model="deepseek_v2_lite"),
+        "probe": probe,
+        "fidelity": fidelity,
     }  # fmt: skip
-    return {source: found[source]() for source in FIGURES[name].sources}
+    study = FIGURES[name] if name in FIGURES else TABLES[name]
+    return {source: found[source]() for source in study.sources}
 
 
 def data_of(name: str) -> tuple[pd.DataFrame, Frames]:
@@ -164,7 +164,8 @@ def test_acceptance_is_in_per_cent_beside_the_papers() -> None:
     row = one(data, series="greedy", dataset="prose")
     assert row["value"] == pytest.approx(fmean(accepted) * 100)
     assert (row["least"], row["greatest"]) == pytest.approx((min(accepted) * 100, max(accepted) * 100))
-    assert one(data, series="teacher-forced")["value"] == 75
+    forced = values(frames["probe"], "value", quantity="acceptance", mode="teacher-forced")
+    assert one(data, series="teacher-forced")["value"] == pytest.approx(fmean(forced) * 100)
     assert one(data, series="paper, mean")["value"] == pytest.approx(96.63)
     assert one(data, series="paper, most")["value"] == 99
 
@@ -252,33 +253,95 @@ def test_parts_of_a_speedup_are_means_over_texts_and_are_stacked() -> None:
             assert bar.get_y() * bar.get_height() >= 0  # type: ignore[attr-defined]  # away from zero
 
 
-def test_fidelity_union_and_runs_are_the_probes() -> None:
-    data, _ = data_of("fidelity")
-    assert one(data, mode="seeded", layer=1)["value"] == pytest.approx(91)
+def test_fidelity_is_a_mean_over_texts_in_per_cent() -> None:
+    data, frames = data_of("fidelity")
+    frame, layers = frames["probe"], []
+    for layer in (0, 1, 2):
+        expected = fmean(values(frame, "value", quantity="fidelity", mode="seeded", layer=layer)) * 100
+        assert one(data, mode="seeded", layer=layer)["value"] == pytest.approx(expected)
+        layers.append(expected)
     assert one(data, mode="paper")["value"] == pytest.approx(96.33)
-    data, _ = data_of("union")
-    assert one(data, mode="seeded", k=16)["value"] == 30 and one(data, mode="seeded", k=1)["growth"] == 5
-    assert one(data, mode="paper", k=16)["value"] == 31.7 and one(data, mode="paper", k=16)["growth"] == 5.29
-    data, _ = data_of("runs")
-    greedy = data[data["mode"] == "greedy"].set_index("n")
-    assert greedy["share"].loc[[0, 1, 2, 3, 8]].tolist() == [1.0, 0.75, 0.75, 0.25, 0.25]
-    assert greedy["geometric"].loc[2] == pytest.approx(0.75**2)
-    assert greedy[["alpha", "expected", "deepest"]].iloc[0].tolist() == pytest.approx([0.75, 3.0, 4.0])
+    rows = TABLES["fidelity"].build(frames).frame
+    row = one(rows, text="seeded")
+    found = (row["expert match, mean (%)"], row["worst layer (%)"], row["best layer (%)"])
+    assert found == pytest.approx((fmean(layers), min(layers), max(layers)))
+    for heading, quantity, scale in (("acceptance (%)", "acceptance", 100), ("distinct 4-grams", "distinct_4grams", 1)):
+        assert row[heading] == pytest.approx(fmean(values(frame, "value", quantity=quantity, mode="seeded")) * scale)
+    paper = one(rows, text="paper, real checkpoint")
+    assert (paper["expert match, mean (%)"], paper["acceptance (%)"]) == pytest.approx((96.33, 99))
+
+
+def test_unions_grow_from_one_token() -> None:
+    data, frames = data_of("union")
+    mean = {k: fmean(values(frames["probe"], "value", quantity="union", mode="seeded", k=k)) for k in (1, 2, 3, 16)}
+    for k, value in mean.items():
+        row = one(data, mode="seeded", k=k)
+        assert (row["value"], row["growth"]) == pytest.approx((value, mean[16] / mean[1]))
+    paper = one(data, mode="paper", k=16)
+    assert (paper["value"], paper["growth"]) == (31.7, 5.29)
+    rows = TABLES["union"].build(frames).frame
+    assert rows["K"].tolist() == ["1", "2", "16"]
+    row = one(rows, K="2")
+    assert (row["seeded"], row["seeded ×"]) == pytest.approx((mean[2], mean[2] / mean[1]))
+    row = one(rows, K="16")
+    assert (row["paper, real checkpoint"], row["paper, real checkpoint ×"]) == (31.7, 5.29)
+
+
+def test_runs_are_pooled_over_texts() -> None:
+    data, frames = data_of("runs")
+    frame = frames["probe"]
+    counts = {k: sum(values(frame, "value", quantity="run", mode="seeded", k=k)) for k in (0, 2, 8)}
+    total = sum(counts.values())
+    shares = [sum(count for length, count in counts.items() if length >= n) / total for n in range(9)]
+    seeded = data[data["mode"] == "seeded"]
+    assert seeded["n"].tolist() == list(range(9)) and seeded["share"].tolist() == pytest.approx(shares)
+    accepted = frame[(frame["quantity"] == "acceptance") & (frame["mode"] == "seeded")]
+    alpha = sum(a * n for a, n in zip(accepted["value"], accepted["num"], strict=True)) / sum(accepted["num"])
+    assert seeded["geometric"].tolist() == pytest.approx([alpha**n for n in range(9)])
+    assert seeded["alpha"].iloc[0] == pytest.approx(alpha)
+    assert seeded["expected"].iloc[0] == pytest.approx(alpha / (1 - alpha))
+    row = one(TABLES["runs"].build(frames).frame, text="seeded")
+    assert (row["acceptance α (%)"], row["E[A] = α/(1−α)"]) == pytest.approx((alpha * 100, alpha / (1 - alpha)))
+    assert row["mean run"] == pytest.approx(sum(length * count for length, count in counts.items()) / total)
+    assert (row["longest"], row["runs"]) == ("8", str(int(total)))
+    assert row["K_max"] == str(seeded["deepest"].iloc[0])
 
 
 def test_methods_are_shown_along_layers_positions_and_margins() -> None:
     data, frames = data_of("methods")
     frame = frames["fidelity"].query("method == 'gptq'")
     rows = data[data["method"] == "gptq"]
-    layers = values(frame, "value", quantity="set_match", layer=0)
-    assert one(rows, axis="layer", x=0)["value"] == pytest.approx(fmean(layers) * 100)
-    steps = frame[frame["quantity"] == "position"]
-    weighted = sum(steps["value"] * steps["num"]) / sum(steps["num"])
-    assert one(rows, axis="position")["value"] == pytest.approx(weighted * 100) and one(rows, axis="position")["x"] == 4
+    layers = [fmean(values(frame, "value", quantity="set_match", layer=layer)) * 100 for layer in (0, 1)]
+    assert values(rows, "value", axis="layer") == pytest.approx(layers)
+    steps = frame[frame["quantity"] == "position"].to_dict("records")
+    for first, middle in ((0, 4), (8, 12), (16, 20)):
+        mine = [row for row in steps if first <= row["position"] < first + 8]
+        weighted = sum(row["value"] * row["num"] for row in mine) / sum(row["num"] for row in mine)
+        assert one(rows, axis="position", x=middle)["value"] == pytest.approx(weighted * 100)
     bins = frame[frame["quantity"] == "margin"]
     margins = rows[rows["axis"] == "margin"]
     assert margins["x"].tolist() == bins["margin"].tolist()
     assert margins["value"].tolist() == pytest.approx((bins["value"] * 100).tolist())
+    row = one(TABLES["methods"].build(frames).frame, method="GPTQ, INT4")
+    requests = [fmean(values(frame, "value", quantity="set_match", request=request)) * 100 for request in (0, 1)]
+    expected = {
+        "expert match (%)": fmean(layers),
+        "paper, real checkpoint (%)": 96.33,
+        "worst layer (%)": min(layers),
+        "worst request (%)": min(requests),
+        "whole set alike (%)": fmean(values(frame, "value", quantity="same_set")) * 100,
+        "same rank (%)": fmean(values(frame, "value", quantity="order_match")) * 100,
+        "same next token (%)": fmean(values(frame, "value", quantity="agreement")) * 100,
+    }
+    assert {key: row[key] for key in expected} == pytest.approx(expected)
+
+
+def test_leading_columns_name_the_rows() -> None:
+    keys = {"main": 3, "models": 5, "systems": 3, "k_sweep": 4, "budget_sweep": 1, "hardware": 2, "rivals": 5,
+            "memory": 5, "prompt_length": 3, "decomposition": 4, "published_ratio": 5, "fidelity": 2, "union": 2,
+            "runs": 2, "methods": 2, "depth_profile": 3}  # fmt: skip
+    for name, number in keys.items():
+        assert TABLES[name].build(frames_of(name)).keys == number, name
 
 
 def test_tables_of_runs_are_macro_averages() -> None:
@@ -433,12 +496,3 @@ def test_the_table_of_parts_has_means_over_texts() -> None:
     where: dict[str, Any] = {"budget": "low", "hero": "specter", "rival": "lru"}
     for part, heading in (("tokens", "more tokens per round"), ("launches", "fewer launches")):
         assert row[heading] == pytest.approx(fmean(values(parts, "ms", part=part, **where)))
-
-
-def test_the_table_of_fidelity_is_in_per_cent() -> None:
-    rows = TABLES["fidelity"].build(frames_of("fidelity")).frame
-    row = one(rows, text="seeded")
-    assert row["expert match, mean (%)"] == pytest.approx(90.5) and row["acceptance (%)"] == 75
-    assert (row["worst layer (%)"], row["best layer (%)"]) == pytest.approx((90, 91))
-    paper = one(rows, text="paper, real checkpoint")
-    assert (paper["expert match, mean (%)"], paper["acceptance (%)"]) == pytest.approx((96.33, 99))
