@@ -25,6 +25,7 @@ from specter.models.spec import ModelSpec
 class ToyMoe(Family):
     architecture = "ToyMoeForCausalLM"
     published = "Toy-1B"
+    keys = {"expert_inter": "expert_size", "num_experts": "experts"}
     from_hub = ((r"\\.moe\\.", ".mlp."),)
     to_hub = ((r"\\.mlp\\.", ".moe."),)
 
@@ -32,15 +33,13 @@ class ToyMoe(Family):
     def read(config: Config, name: str) -> Config:
         _, rope = rope_settings(config, name, ("default",), 10000.0)
         return grouped_heads(config) | {
-            "num_dense_layers": 0, "dense_inter": 0, "expert_inter": config["expert_size"],
-            "num_experts": config["experts"], "shared_inter": 0, "norm_top_k": True,
+            "num_dense_layers": 0, "dense_inter": 0, "shared_inter": 0, "norm_top_k": True,
             "rope": {"theta": rope["rope_theta"]},
         }
 
     @staticmethod
     def write(spec: ModelSpec) -> Config:
-        return {"num_key_value_heads": spec.num_kv_heads, "head_dim": spec.rope_dim,
-                "expert_size": spec.expert_inter, "experts": spec.num_experts}
+        return {"num_key_value_heads": spec.num_kv_heads, "head_dim": spec.rope_dim}
 """
 TOY_CONFIG = {
     "specter_name": "Toy-1B", "specter_source": "a test", "model_type": "toy_moe", "vocab_size": 97, "hidden_size": 32,

@@ -19,8 +19,9 @@ from torch import Tensor
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.kernels import Product, gated_, product, tiled_product
-from specter.models.attention import RotaryPairs, Span, attend
+from specter.models.attention import RotaryPairs
 from specter.models.base import Choose, FinishedStep, Output, Routing
+from specter.models.cpu.attention import Span, attend
 from specter.models.cpu.kv_cache import KVCache
 from specter.models.cpu.scratch import ExpertScratch, Scratch
 from specter.models.elementwise import add_bias, affine, norm
