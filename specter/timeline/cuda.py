@@ -96,7 +96,7 @@ class CudaTimeline:
         self._compute_ns = self._link_ns = self._stall_ns = 0
         self._copied_bytes = self._num_copies = 0
         self.ops: list[TraceOp] | None = [] if trace else None
-        self._origin = self._record(self.compute_stream, False, "origin")  # of the trace: an event and a host time
+        self._origin = self._record(self.compute_stream, "origin")  # of the trace: an event and a host time
         self._origin.end.synchronize()
         self._origin_ns = time.perf_counter_ns()
 
@@ -105,9 +105,9 @@ class CudaTimeline:
 
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, CudaEvent]:
         """Issues `run` to the compute stream; its cost is measured, not taken from `work`."""
-        issued, start, waits_for_copy = self._begin(self.compute_stream, after)
+        span = self._begin("compute", work.name, self.compute_stream, after)
         result = run()  # the compute stream is the current one
-        return result, self._end("compute", work.name, self.compute_stream, issued, start, 0, waits_for_copy)
+        return result, self._end(span, self.compute_stream)
 
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> CudaEvent:
         """Issues one copy to the link stream. Unless payloads are page-locked, the host blocks during the copy.
@@ -116,7 +116,7 @@ class CudaTimeline:
             SpecterError: the driver refuses the copy.
         """
         label, stream = label or "copy", self.link_stream
-        issued, start, _ = self._begin(stream, after)
+        span = self._begin("link", label, stream, after, num_bytes)
         self._cuda.set_stream(stream)
         try:
             run()
@@ -126,7 +126,7 @@ class CudaTimeline:
             self._cuda.set_stream(self.compute_stream)
         self._copied_bytes += num_bytes
         self._num_copies += 1
-        return self._end("link", label, stream, issued, start, num_bytes, False)
+        return self._end(span, stream)
 
     def wait(self, event: Event) -> None:
         """As in `Timeline`; the host spins, since a wake-up takes longer than most waits.
@@ -226,8 +226,8 @@ class CudaTimeline:
                 TraceOp(span.lane, span.label, start_ns, start_ns + busy_ns, span.num_bytes, 0, stalled_ns)
             )  # fmt: skip
 
-    def _begin(self, stream: Any, after: Iterable[Event]) -> tuple[CudaEvent, CudaEvent, bool]:
-        """Makes `stream` wait for `after`; returns events before and after the wait, and whether a copy is among them.
+    def _begin(self, lane: Lane, label: str, stream: Any, after: Iterable[Event], num_bytes: int = 0) -> _Span:
+        """Makes `stream` wait for `after`; returns the work that starts after the wait.
 
         If the stream has not finished its last piece but one, the end of the last piece serves as the event before the
         wait: a query costs less than an event. Rarely, that end comes before this piece is issued, and the host's gap
@@ -235,7 +235,7 @@ class CudaTimeline:
         """
         ends = self._ends.setdefault(stream, deque(maxlen=2))
         is_far_behind = len(ends) == 2 and not self.is_done(ends[0])
-        issued = start = ends[1] if is_far_behind else self._record(stream, False, "issue")
+        issued = start = ends[1] if is_far_behind else self._record(stream, "issue")
         is_waiting = waits_for_copy = False
         for event in after:
             if self.is_done(event):
@@ -245,30 +245,23 @@ class CudaTimeline:
             waits_for_copy |= event.is_copy
             is_waiting = True
         if is_waiting:
-            start = self._record(stream, False, "start")
-        return issued, start, waits_for_copy
+            start = self._record(stream, "start")
+        return _Span(lane, label, issued, start, start, num_bytes, waits_for_copy and lane == "compute")
 
-    def _end(
-        self,
-        lane: Lane,
-        label: str,
-        stream: Any,
-        issued: CudaEvent,
-        start: CudaEvent,
-        num_bytes: int,
-        waits_for_copy: bool,
-    ) -> CudaEvent:
-        end = self._record(stream, lane == "link", label)
+    def _end(self, span: _Span, stream: Any) -> CudaEvent:
+        """Records the end of the work, and queues it for its times; work without a gap before it joins the last."""
+        is_copy = span.lane == "link"
+        end = span.end = self._record(stream, span.label, is_copy=is_copy)
         self._ends[stream].append(end)
-        pending = self._pending[lane == "link"]
+        pending = self._pending[is_copy]
         before = pending[-1] if pending and self.ops is None else None
-        if isinstance(before, _Span) and before.end is start:
+        if isinstance(before, _Span) and before.end is span.start:
             before.end = end
         else:
-            pending.append(_Span(lane, label, issued, start, end, num_bytes, waits_for_copy))
+            pending.append(span)
         return end
 
-    def _record(self, stream: Any, is_copy: bool, label: str) -> CudaEvent:
+    def _record(self, stream: Any, label: str, *, is_copy: bool = False) -> CudaEvent:
         event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
         event.record(stream)
         return CudaEvent(event, is_copy, label, self._pool)

@@ -23,18 +23,13 @@ class DeviceSampling:
         """
         if sampling.kind == "greedy":
             return cls()
-        unsupported = [
-            f"sampling.{name}={value}"
-            for name, value, is_unsupported in (
-                ("kind", sampling.kind, sampling.kind != "seeded"),
-                ("top_k", sampling.top_k, sampling.top_k > 0),
-                ("top_p", sampling.top_p, sampling.top_p < 1.0),
-            )
-            if is_unsupported
+        checks = {"kind": sampling.kind != "seeded", "top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1.0}
+        given = [
+            f"sampling.{name}={getattr(sampling, name)}" for name, is_unsupported in checks.items() if is_unsupported
         ]
-        if unsupported:
+        if given:
             raise SpecterError(
-                f"{', '.join(unsupported)} cannot be done inside a step on the device",
+                f"{', '.join(given)} cannot be done inside a step on the device",
                 "use sampling=greedy, or sampling=seeded with top_k=0 and top_p=1",
             )
         return cls(sampling.seed, sampling.temperature)
