@@ -19,7 +19,7 @@ import yaml
 from rich.console import Console
 
 from bench.agreement import load_prompts
-from bench.host import link_rows
+from bench.link import link_rows
 from bench.report import Report
 from bench.resident import PROMPT_TOKENS, ResidentBench, unfused_row
 from bench.streaming import StreamingBench
