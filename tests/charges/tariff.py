@@ -97,6 +97,7 @@ def target(tiles: int) -> dict[str, Charge]:
 TARIFF: dict[str, Charge] = {
     "draft step": ("draft_step", *draft(1, 2), DRAFT_KERNELS, 1),
     "draft step of 2 rows": ("draft_step", *draft(2, 4), DRAFT_KERNELS, 1),
+    "draft step of 3 rows": ("draft_step", *draft(3, 6), DRAFT_KERNELS, 1),
     "draft step of 6 rows": ("draft_step", *draft(6, 6), DRAFT_KERNELS, 1),
     "INT4 draft step": ("draft_step", draft(1, 2)[0] - OWN_INT4_SAVES, draft(1, 2)[1], DRAFT_KERNELS, 1),
     "INT4 draft step of 2 rows": ("draft_step", draft(2, 4)[0] - OWN_INT4_SAVES, draft(2, 4)[1], DRAFT_KERNELS, 1),

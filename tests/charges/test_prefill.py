@@ -109,6 +109,14 @@ class TestDraftWithItsOwnKV:
             ["INT4 draft step of 2 rows", "INT4 draft step"],
         ]
 
+    def test_rows_are_counted_from_what_was_drafted_last(self, tmp_path: Path) -> None:
+        """A prompt of two tokens; positions 2 to 4 are drafted from and accepted, so that 5 is missing at 6."""
+        log = open_run("specmoeoff", tmp_path).generate(prompt_len=2, num_tokens=7)
+        assert draft_steps(log) == [
+            ["draft step of 3 rows", "draft step", "draft step"],
+            ["draft step of 2 rows"],
+        ]
+
     def test_a_shared_draft_reads_one_token_per_step(self, tmp_path: Path) -> None:
         log = open_run("specter", tmp_path, script=WRONG).generate(prompt_len=5, num_tokens=4)
         assert draft_steps(log) == [["draft step", "draft step"]]

@@ -120,3 +120,37 @@ def test_a_load_without_a_slot_stays_planned_and_is_issued_when_one_is_free() ->
     bench.verify(0, [0, 1])
     assert not bench.cache.queue.planned and bench.residency.state(ExpertId(0, 1)) is State.RESIDENT
     assert bench.cache.counters.num_misses == 1
+
+
+def test_a_starting_state_is_moved_into_its_slots_outside_the_timeline() -> None:
+    bench = Bench(4)
+    bench.cache.place([ExpertId(0, 3), ExpertId(1, 5)])
+    assert bench.moved == [(ExpertId(0, 3), 0), (ExpertId(1, 5), 1)]
+    assert bench.timeline.now_ns() == 0 and bench.timeline.totals().num_copies == 0
+    assert bench.verify(0, [3]) == [[3]] and bench.cache.counters.num_hits == 1
+
+
+def test_protections_end_when_the_cache_is_filled_anew() -> None:
+    """L0 holds three of four slots, one more than its share, so that L1 takes its oldest."""
+    bench = Bench(4)
+    start = [ExpertId(0, 0), ExpertId(0, 1), ExpertId(0, 2), ExpertId(1, 0)]
+    for is_protected, lost in ((True, ExpertId(0, 1)), (False, ExpertId(0, 0))):
+        if is_protected:
+            bench.cache.place(start)
+            bench.cache.submit(plan([], [ExpertId(0, 0)]), compute(bench))
+        else:
+            bench.cache.submit(plan([], [ExpertId(0, 0)]), compute(bench))
+            bench.cache.place(start)
+        bench.verify(1, [3])
+        assert [expert for expert in start if bench.residency.state(expert) is State.ABSENT] == [lost]
+
+
+def test_where_every_slot_is_promised_the_copy_under_way_is_waited_for() -> None:
+    """One promised expert has arrived, the other has not. The host waits for the second, not for what has happened."""
+    bench = Bench(2)
+    copies = bench.prefetch(plan([ExpertId(1, 6), ExpertId(1, 7)], []))
+    bench.timeline.wait(copies[0])
+    bench.cache.note_barrier()  # sees that the first has arrived
+    bench.verify(0, [0])
+    assert bench.timeline.is_done(copies[1])
+    assert bench.residency.state(ExpertId(1, 6)) is State.ABSENT
