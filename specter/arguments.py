@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 import sys
 import types
 import typing
@@ -47,14 +49,17 @@ def parse_arguments(options: type[Options], arguments: Sequence[str]) -> Options
 
 
 def help_text(options: type[Any]) -> str:
-    """The keys of `options` with their types and defaults, a line each."""
+    """The keys of `options` with their types, defaults and the comments behind them, a line each."""
     hints = typing.get_type_hints(options)
+    source = "".join(inspect.getsource(base) for base in reversed(options.__mro__[:-1]))
+    comments = dict(re.findall(r"^ +(\w+): [^#\n]*# *(.*)$", source, re.MULTILINE))
     lines = [(options.__doc__ or "").strip(), ""]
     for option in dataclasses.fields(options):
         default = "required" if option.default is dataclasses.MISSING else f"default {option.default!s}"
         if option.default_factory is not dataclasses.MISSING:
             default = "default empty"
-        lines.append(f"  {option.name}={_placeholder(hints[option.name])}  ({default})")
+        line = f"  {option.name}={_placeholder(hints[option.name])}  ({default})"
+        lines.append(f"{line}  {comments[option.name]}" if option.name in comments else line)
     return "\n".join(lines)
 
 

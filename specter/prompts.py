@@ -23,10 +23,20 @@ def prompt_text(config: RunConfig) -> str:
     """
     if config.prompt is not None:
         return config.prompt
-    read = _shipped if config.dataset.source == "shipped" else _hub
-    text = read(config.dataset, config.input)
+    dataset, index = config.dataset, config.input
+    if dataset.source == "shipped":
+        texts = shipped_texts(Path(dataset.path))
+        if index >= len(texts):
+            raise SpecterError(
+                f"input={index} but {dataset.name} has {len(texts)} inputs", f"use input between 0 and {len(texts) - 1}"
+            )
+        text = texts[index]
+    elif found := _hub_texts(dataset, index, 1):
+        text = found[0]
+    else:
+        raise SpecterError(f"{dataset.name} has no input {index}", "use a smaller input")
     if not text.strip():
-        raise SpecterError(f"input {config.input} of {config.dataset.name} is empty", "choose another input")
+        raise SpecterError(f"input {index} of {dataset.name} is empty", "choose another input")
     return text
 
 
@@ -77,22 +87,6 @@ def first_texts(dataset: DatasetConfig, num: int) -> list[str]:
     if dataset.source == "shipped":
         return shipped_texts(Path(dataset.path))[:num]
     return _hub_texts(dataset, 0, num)
-
-
-def _shipped(dataset: DatasetConfig, index: int) -> str:
-    texts = shipped_texts(Path(dataset.path))
-    if index >= len(texts):
-        raise SpecterError(
-            f"input={index} but {dataset.name} has {len(texts)} inputs", f"use input between 0 and {len(texts) - 1}"
-        )
-    return texts[index]
-
-
-def _hub(dataset: DatasetConfig, index: int) -> str:
-    texts = _hub_texts(dataset, index, 1)
-    if not texts:
-        raise SpecterError(f"{dataset.name} has no input {index}", "use a smaller input")
-    return texts[0]
 
 
 def _hub_texts(dataset: DatasetConfig, start: int, num: int) -> list[str]:
