@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from specter.config import RunConfig
 from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.cache import ExpertCache
@@ -29,17 +26,13 @@ def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Back
     """
     config, costs, spec = run.config, run.costs, run.spec
     system = config.system
-    if (model.num_layers, model.num_dense_layers, model.num_experts, model.top_k) != (
-        spec.num_layers,
-        spec.num_dense_layers,
-        spec.num_experts,
-        spec.top_k,
-    ):
+    shape = ("num_layers", "num_dense_layers", "num_experts", "top_k")
+    if any(getattr(model, name) != getattr(spec, name) for name in shape):
         raise SpecterError(
             f"{config.model.checkpoint} has other layers or experts than {spec.name}, which it is to be charged as",
             "set model.charged_as to the full-size model that this checkpoint stands for",
         )
-    backend = backend or virtual_backend(config)
+    backend = backend or virtual_backend(run)
     transfer = TRANSFERS[system.transfer](backend, costs.payload_bytes, system.num_buffers)
     quotas = layer_quotas(run.num_slots, spec.num_moe_layers)
     pool = Pool(quotas, spec.num_experts, costs.payload_bytes, system.num_staging)
@@ -59,20 +52,6 @@ def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Back
     )
 
 
-def virtual_backend(config: RunConfig, move: Mover = move_nothing) -> Backend:
+def virtual_backend(run: ResolvedRun, move: Mover = move_nothing) -> Backend:
     """A fresh virtual clock of the run's hardware; `move` copies payloads, which a replay does not have."""
-    return Backend(VirtualTimeline(config.hardware, config.trace), move)
-
-
-def check_paths(config: RunConfig) -> None:
-    """Raises SpecterError, before anything is loaded, for a path that does not exist."""
-    for key, path in (("model.checkpoint", config.model.checkpoint), ("model.tokenizer", config.model.tokenizer)):
-        if not Path(path).exists():
-            raise SpecterError(
-                f"{key}={path} does not exist", "run from the root of the repository, or correct the path"
-            )
-    if config.system.speculative and not Path(config.model.quantized).is_dir():
-        raise SpecterError(
-            f"the draft model.quantized={config.model.quantized} does not exist",
-            f"make it: python -m specter.quantize checkpoint={config.model.checkpoint} out={config.model.quantized}",
-        )
+    return Backend(VirtualTimeline(run.config.hardware, run.config.trace), move)

@@ -52,3 +52,17 @@ def build_costs(config: RunConfig) -> CostModel:
         raise SpecterError(f"model.charged_as={name!r} is unknown", f"use one of: {', '.join(FULL_SIZE)}, itself")
     draft_bits = DRAFTS[config.system.draft].weight_bits
     return CostModel(spec, config.tile_rows, config.kv_capacity, draft_shared_bits=draft_bits)
+
+
+def check_paths(config: RunConfig) -> None:
+    """Raises SpecterError, before anything is loaded, for a path that does not exist."""
+    for key, path in (("model.checkpoint", config.model.checkpoint), ("model.tokenizer", config.model.tokenizer)):
+        if not Path(path).exists():
+            raise SpecterError(
+                f"{key}={path} does not exist", "run from the root of the repository, or correct the path"
+            )
+    if config.system.speculative and not Path(config.model.quantized).is_dir():
+        raise SpecterError(
+            f"the draft model.quantized={config.model.quantized} does not exist",
+            f"make it: python -m specter.quantize checkpoint={config.model.checkpoint} out={config.model.quantized}",
+        )

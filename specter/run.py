@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from specter.build import check_paths
 from specter.config import RunConfig, from_values
 from specter.engine import check_length
 from specter.errors import SpecterError
@@ -25,7 +24,7 @@ from specter.models.hub_config import read_spec
 from specter.models.rope import check_prompt
 from specter.progress import make_progress
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
-from specter.resolve import ResolvedRun, resolve
+from specter.resolve import ResolvedRun, check_paths, resolve
 from specter.results import adhoc_directory, run_id, write_run
 from specter.session import OnCommit, RunResult
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specter.build import build_engine
-from specter.config import RunConfig
 from specter.engine import Engine
 from specter.experts.transfer import Backend
 from specter.metrics import Metrics, accesses, summarize
@@ -76,7 +75,7 @@ class Replayer:
     from a copy of the engine that the warm-up has left."""
 
     def __init__(self) -> None:
-        self._warm: tuple[RunConfig, list[int], Engine] | None = None  # of which runs, after which prompt
+        self._warm: tuple[object, list[int], Engine] | None = None  # configuration, prompt, warm engine
 
     def replay(self, run: ResolvedRun, recording: Recording, warmup: Recording) -> RunResult:
         """The run from recordings of its prompt and of the warm-up, made with the same K and sampling.

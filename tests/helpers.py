@@ -1,4 +1,4 @@
-"""Small random models, and the plainest driver of a target pass. For tests only."""
+"""Small random models, and a simple driver of a target pass. For tests only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load_system(name: str) -> SystemConfig:
     return SystemConfig(**yaml.safe_load((CONF / "system" / f"{name}.yaml").read_text()))
 
 
-RIVALS = [
+BASELINES = [
     load_system(name)
     for name in (
         "lru",

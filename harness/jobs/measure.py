@@ -28,7 +28,6 @@ from harness.recordings import RECORDING, WARMUP, Files, write_manifest
 from harness.scales import datasets, load_scale
 from specter import provenance
 from specter.arguments import run_command
-from specter.build import check_paths
 from specter.config import ExecutionConfig, RunConfig, to_yaml
 from specter.errors import SpecterError
 from specter.files import files_digest
@@ -38,7 +37,7 @@ from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.model import LRU, CudaModel
 from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.recording import Recording
-from specter.resolve import ResolvedRun, resolve
+from specter.resolve import ResolvedRun, check_paths, resolve
 from specter.results import adhoc_directory, run_id, write_misfit, write_run
 from specter.session import RunResult
 from specter.sources import code_digest

@@ -38,9 +38,8 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
     """Generates and saves `todo`, which is not empty."""
     import torch  # takes seconds to import, and a job whose texts are all recorded does without
 
-    from specter.build import check_paths
     from specter.models.cpu.live import LiveModel
-    from specter.resolve import resolve
+    from specter.resolve import check_paths, resolve
 
     check_paths(loaded_as)
     torch.set_num_threads(loaded_as.threads)

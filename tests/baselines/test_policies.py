@@ -1,4 +1,4 @@
-"""Every rival's hits and bytes on 1000 random traces equal those of a policy written a second time (policies.py)."""
+"""Hits and bytes of every baseline on 1000 random traces equal those of an independent implementation (policies.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specter.resolve import resolve
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from tests.baselines.policies import POLICIES, Pass
-from tests.helpers import RIVALS
+from tests.helpers import BASELINES
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
@@ -31,7 +31,7 @@ SPEC: ModelSpec = replace(
 NUM_TRACES = 1000
 NUM_TOKENS = 6
 QUOTA = 4
-BY_NAME = {system.name: system for system in RIVALS}
+BY_NAME = {system.name: system for system in BASELINES}
 
 
 def token_at(position: int) -> int:
@@ -101,7 +101,7 @@ class TracePass:
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """A link whose copies end at once, and a host that issues at once: what is planned is there in time."""
+    """A machine whose copies and launches take no time, so that planned experts always arrive in time."""
     monkeypatch.setitem(resolving.FULL_SIZE, "trace", SPEC)
     config = compose(["budget.policy=same_experts", f"budget.experts_per_layer={QUOTA}", "k=5", "tile_rows=8"])
     config.kv_capacity = 64
@@ -128,7 +128,7 @@ def test_hits_and_bytes_equal_an_independent_policy(config: RunConfig, name: str
         assert engine.timeline.totals().copied_bytes == copies * engine.costs.payload_bytes, seed
 
 
-def test_every_rival_with_a_policy_of_its_own_is_here() -> None:
+def test_every_baseline_has_an_independent_policy() -> None:
     assert set(POLICIES) | {"resident"} == set(BY_NAME)
 
 
@@ -143,10 +143,10 @@ class TestDepthByCostModel:
         hardware = replace(self.hardware, **machine)
         return choose_k(range(1, 33), self.unions, acceptance, num_slots, self.costs, hardware)
 
-    def test_a_draft_that_is_never_right_is_not_worth_a_second_token(self) -> None:
+    def test_a_draft_that_is_never_accepted_gets_the_least_depth(self) -> None:
         assert self.choose(0.0, 16 * 26) == 1
 
-    def test_a_better_draft_is_followed_deeper(self) -> None:
+    def test_a_better_draft_gets_more_depth(self) -> None:
         assert self.choose(0.6, 2 * 26) < self.choose(0.97, 2 * 26)
 
     def test_by_hand(self) -> None:

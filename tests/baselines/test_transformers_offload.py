@@ -1,4 +1,4 @@
-"""The real library with offload: where it runs, and that it says what our decoder says."""
+"""The transformers library with offload: where its modules run, and that it yields our decoder's tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_kind_of_offload_says_what_the_decoder_says(checkpoint: Path, device: str) -> None:
+def test_every_kind_of_offload_yields_the_decoders_tokens(checkpoint: Path, device: str) -> None:
     live = open_live(checkpoint)
     expected, prompt = [], list(PROMPT)
     for _ in range(3):
@@ -43,7 +43,7 @@ class FakeModel:
         return f"all on {device}"
 
 
-def test_modules_run_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_modules_run_on_the_given_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import accelerate
 
     monkeypatch.setattr(accelerate, "cpu_offload", lambda model, execution_device: ("cpu", execution_device))
@@ -62,7 +62,7 @@ def test_modules_run_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch, tmp
     ("options", "message"),
     [({"device": "cuda"}, "device=cuda is not available"), ({"dtype": "int3"}, "dtype=int3 is unknown")],
 )
-def test_a_device_or_type_that_there_is_not_is_refused_before_loading(
+def test_an_unknown_device_or_type_is_refused_before_loading(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], message: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -42,7 +42,7 @@ IS_CUDA = DEV.type == "cuda"
 HARDWARE = load_hardware(CONF / "hardware" / "h200_pcie5.yaml")
 PREDICTING = ("lru_next_gate", "mixtral_speculative_loading")
 OWN_DRAFT = ("specmoeoff", "specmoeoff_tuned")
-RIVALS = (*PREDICTING, "mixtral_offloading", "specmoeoff")
+BASELINES = (*PREDICTING, "mixtral_offloading", "specmoeoff")
 PROMPT = [11]  # the interpreter pays per row
 
 
@@ -102,7 +102,7 @@ def run(name: str, device: CudaModel, config: RunConfig, results: dict[str, RunR
     return results[name]
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_a_rival_is_plain_decoding_and_loads_what_it_loads_on_the_virtual_clock(
     device: CudaModel, config: RunConfig, results: dict[str, RunResult], name: str
 ) -> None:
@@ -269,7 +269,7 @@ def test_a_way_back_needs_a_buffer(loaded: LoadedModel) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_CUDA, reason="no CUDA device")
 @pytest.mark.parametrize("tier", ["low", "high", "smallest"])
-@pytest.mark.parametrize("name", [*RIVALS, "specmoeoff_tuned", "on_demand"])
+@pytest.mark.parametrize("name", [*BASELINES, "specmoeoff_tuned", "on_demand"])
 def test_rivals_on_the_device_are_plain_decoding(device: CudaModel, config: RunConfig, name: str, tier: str) -> None:
     config = dataclasses.replace(
         config, system=load_system(name), budget=BudgetConfig(tier, policy="same_experts"), max_new_tokens=24,

@@ -1,4 +1,4 @@
-"""The promise: every system's output equals plain target decoding with everything resident, token for token.
+"""Losslessness: every system's output equals plain target decoding with everything resident, token for token.
 
 And, under it, logits bit for bit: the plain run's KV and outputs are compared as bits in tests/model.
 """
@@ -18,7 +18,7 @@ from specter.recording import Recording
 from specter.resolve import resolve
 from specter.session import Replayer
 from specter.timeline.hardware import load_hardware
-from tests.helpers import RIVALS, TINY, load_system, open_live, write_random
+from tests.helpers import BASELINES, TINY, load_system, open_live, write_random
 
 SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
 OURS = [
@@ -94,16 +94,16 @@ def test_other_policies_equal_plain_decoding(
     runs(live, replace(config, system=system, budget=BUDGETS[tier], k=k), plain, num_prompts=6)
 
 
-@pytest.mark.parametrize("system", RIVALS, ids=lambda system: system.name)
+@pytest.mark.parametrize("system", BASELINES, ids=lambda system: system.name)
 @pytest.mark.parametrize("tier", ["low", "smallest"])
-def test_rivals_equal_plain_decoding(
+def test_baselines_equal_plain_decoding(
     live: LiveModel, config: RunConfig, plain: Plain, tier: str, system: SystemConfig
 ) -> None:
     runs(live, replace(config, budget=BUDGETS[tier], system=system, k=5), plain, num_prompts=3)
 
 
-def test_the_draft_is_worth_its_name_and_sometimes_wrong(live: LiveModel, config: RunConfig) -> None:
-    """Else the tests above would not have tried both acceptance and rejection."""
+def test_drafts_are_both_accepted_and_rejected(live: LiveModel, config: RunConfig) -> None:
+    """So the tests above cover both acceptance and rejection."""
     results = [
         live.run(resolve(replace(config, k=7, sampling=s)), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS
     ]
@@ -113,7 +113,7 @@ def test_the_draft_is_worth_its_name_and_sometimes_wrong(live: LiveModel, config
     assert any(record.num_prefetched_used for record in rounds) and any(record.num_misses for record in rounds)
 
 
-def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig) -> None:
+def test_two_threads_equal_plain_decoding_on_two_threads(live: LiveModel, config: RunConfig) -> None:
     """Bits may differ between thread counts, never within one."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -126,7 +126,7 @@ def test_two_threads_equal_themselves(live: LiveModel, config: RunConfig) -> Non
         torch.set_num_threads(num_threads)
 
 
-@pytest.mark.parametrize("system", [*OURS, *RIVALS], ids=lambda system: system.name)
+@pytest.mark.parametrize("system", [*OURS, *BASELINES], ids=lambda system: system.name)
 @pytest.mark.parametrize("tier", ["low", "smallest"])
 def test_replay_equals_the_live_run(
     live: LiveModel, config: RunConfig, tmp_path: Path, tier: str, system: SystemConfig

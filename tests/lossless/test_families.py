@@ -1,4 +1,4 @@
-"""The promise for the other families; DeepSeek-V2 has it in test_bit_for_bit, with all systems, depths and budgets."""
+"""Losslessness of the other families; test_bit_for_bit covers DeepSeek-V2 with all systems, depths and budgets."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_equals_plain_decoding(
         assert result.generation.tokens == plain[sampling.kind, i], (sampling.kind, prompt)
 
 
-def test_the_draft_is_sometimes_right_and_sometimes_wrong(live: LiveModel, config: RunConfig) -> None:
+def test_drafts_are_both_accepted_and_rejected(live: LiveModel, config: RunConfig) -> None:
     results = [
         live.run(resolve(replace(config, k=7, sampling=s)), prompt, [3]) for s in SAMPLINGS for prompt in PROMPTS
     ]

@@ -1,4 +1,4 @@
-"""The promise on the shipped stand-in, at the protocol's length: 128 tokens after a real prompt."""
+"""Losslessness on the shipped stand-in, at the length of the protocol: 128 tokens after a real prompt."""
 
 from __future__ import annotations
 

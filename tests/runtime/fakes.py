@@ -1,4 +1,4 @@
-"""A ten-token model that needs no tensors: outputs are tokens, routing is a hash, slots are watched."""
+"""A ten-token model without tensors: outputs are tokens, routing is a hash, and slots are checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NextToken = Callable[[Sequence[int]], int]
 
 
 def plain(prefix: Sequence[int]) -> int:
-    """The target of every fake: some function of the whole prefix."""
+    """The target of every fake: a function of the whole prefix."""
     return (3 * prefix[-1] + len(prefix) + sum(prefix[-3:])) % 10
 
 
@@ -66,7 +66,7 @@ class FakeModel:
         self.slots[slot] = expert
 
     def read(self, slot: int) -> ExpertId:
-        """What a wave finds in a slot."""
+        """The expert that a wave finds in a slot."""
         return self.slots[slot]
 
     def routing(self, prefix: Sequence[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Bad input: an error that names the thing and the remedy, before any weight is loaded."""
+"""Bad input: an error that names the key and the remedy, before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specter.config import SystemConfig, from_values, to_dict
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
 from specter.quantize.origin import check_draft_origin
-from tests.helpers import RIVALS
+from tests.helpers import BASELINES
 
 CONF = str(Path("conf").absolute())
 DRAFT = "model.quantized=conf"  # some directory that exists: loading never comes to it
@@ -98,14 +98,14 @@ def test_a_resolved_config_reads_back_unchanged() -> None:
     assert from_values(to_dict(config)) == config
 
 
-def test_single_runs_that_differ_are_written_apart() -> None:
+def test_different_single_runs_have_different_directories() -> None:
     overrides = [[], ["prompt=A"], ["prompt=B"], ["k=8"], ["sampling=seeded"], ["sampling=seeded", "sampling.seed=1"]]
     directories = {run.adhoc_directory(from_values(values(*one))) for one in overrides}
     assert len(directories) == len(overrides)
     assert run.adhoc_directory(from_values(values("trace=true"))) in directories
 
 
-def test_execution_options_and_nothing_of_the_default_are_in_a_runs_name() -> None:
+def test_run_names_hold_the_switched_execution_options() -> None:
     default, switched = (
         from_values(values("clock=device", *one))
         for one in ([], ["execution.fused=false", "execution.graphs=false", "execution.stress_seed=3"])
@@ -114,7 +114,7 @@ def test_execution_options_and_nothing_of_the_default_are_in_a_runs_name() -> No
     assert run.adhoc_directory(switched) != run.adhoc_directory(default)
 
 
-def test_titles_and_colours_are_in_no_name_of_a_run() -> None:
+def test_titles_and_colours_do_not_change_run_names() -> None:
     labels = ["system.title=Another", "system.colour=red", "model.title=M", "dataset.title=D", "hardware.title=H"]
     assert run.adhoc_directory(from_values(values(*labels))) == run.adhoc_directory(from_values(values()))
 
@@ -130,12 +130,12 @@ def test_a_draft_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
         check_draft_origin(tmp_path, checkpoint)
 
 
-@pytest.mark.parametrize("system", RIVALS, ids=lambda system: system.name)
-def test_a_rival_is_the_system_that_the_workflow_runs(system: SystemConfig) -> None:
+@pytest.mark.parametrize("system", BASELINES, ids=lambda system: system.name)
+def test_baselines_of_the_tests_are_those_of_the_workflow(system: SystemConfig) -> None:
     assert from_values(values(f"system={system.name}")).system == system
 
 
-def test_the_command_line_shows_one_screen_and_fails() -> None:
+def test_the_command_line_prints_a_short_error_and_exits_with_2() -> None:
     command = [sys.executable, "-m", "specter.run", "k=0", DRAFT]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2

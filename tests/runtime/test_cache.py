@@ -1,4 +1,4 @@
-"""The expert cache on its own: waves, late hits, promises that need breaking, and the order of copies."""
+"""The expert cache alone: waves, late hits, protections, needs, and the order of copies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan(loads: list[ExpertId], protect: list[ExpertId]) -> Plan:
 
 
 class Bench:
-    """A cache of `num_slots` slots over two layers, with a copy of 1 ms and a log of what was moved."""
+    """A cache of `num_slots` slots over two layers, with copies of 1 ms and a log of the moves."""
 
     def __init__(self, num_slots: int) -> None:
         self.timeline = VirtualTimeline(MACHINE)
@@ -72,7 +72,7 @@ def test_hits_come_first_and_together_then_arrivals_one_by_one() -> None:
     assert (counters.num_hits, counters.num_late_hits, counters.num_misses) == (2, 0, 2)
 
 
-def test_a_prefetch_that_is_still_under_way_is_a_late_hit() -> None:
+def test_a_loading_prefetch_counts_as_a_late_hit() -> None:
     bench = Bench(8)
     copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
     bench.timeline.wait(copies[0])
@@ -94,7 +94,7 @@ def test_a_reused_slot_is_filled_behind_the_compute_that_reads_it() -> None:
     assert bench.moved[-1] == (ExpertId(0, 1), bench.moved[0][1])
 
 
-def test_need_of_now_breaks_promises_to_later_layers() -> None:
+def test_a_fetch_displaces_experts_protected_for_later_layers() -> None:
     bench = Bench(2)
     bench.prefetch(plan([ExpertId(1, 6)], []))
     bench.cache.place([ExpertId(1, 6), ExpertId(1, 7)])
@@ -102,14 +102,14 @@ def test_need_of_now_breaks_promises_to_later_layers() -> None:
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
 
-def test_need_of_now_waits_for_a_copy_that_nobody_needs_yet() -> None:
+def test_a_fetch_waits_for_a_slot_that_a_prefetch_fills() -> None:
     bench = Bench(2)
     bench.prefetch(plan([ExpertId(1, 6), ExpertId(1, 7)], []))
     assert {bench.residency.state(ExpertId(1, e)) for e in (6, 7)} == {State.LOADING}
     assert bench.verify(0, [0, 1, 2]) == [[0], [1], [2]]
 
 
-def test_a_prefetch_with_nobody_to_displace_is_left_to_be_fetched() -> None:
+def test_a_prefetch_without_an_evictable_expert_is_left_out() -> None:
     bench = Bench(2)
     bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
     assert bench.prefetch(plan([ExpertId(0, 1)], [ExpertId(0, 0)])) == []
@@ -134,7 +134,7 @@ def test_placed_experts_cost_no_copy_and_are_displaced_in_their_order() -> None:
     assert states == [State.ABSENT, State.ABSENT, State.RESIDENT]
 
 
-def test_a_join_makes_what_it_waits_for_late() -> None:
+def test_experts_that_a_barrier_waits_for_count_as_late_hits() -> None:
     """With a barrier before verification, an expert still loading then is a late hit, although it arrives."""
     bench = Bench(8)
     copies = bench.prefetch(plan([ExpertId(0, 1), ExpertId(0, 2)], []))
@@ -170,7 +170,7 @@ def test_planned_loads_are_fed_a_few_at_a_time_in_order() -> None:
     assert seen == [3, 4, 5, 6, 7] and [expert for expert, _ in bench.moved] == loads
 
 
-def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_again() -> None:
+def test_a_new_plan_replaces_the_last_one_and_copies_only_absent_experts() -> None:
     bench = Bench(16)
     bench.cache.submit(plan([ExpertId(1, expert) for expert in range(5)], []), compute(bench))
     bench.cache.feed()
@@ -180,7 +180,7 @@ def test_a_new_plan_replaces_the_last_one_and_what_is_present_is_not_copied_agai
     assert [expert.expert for expert, _ in bench.moved] == [0, 1, 2, 7, 4]
 
 
-def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_ones_go_first() -> None:
+def test_routing_drops_the_layers_planned_loads_and_fetches_the_needed_ones_first() -> None:
     bench = Bench(16)
     bench.cache.submit(plan([ExpertId(0, 1), ExpertId(0, 2), ExpertId(0, 3), ExpertId(1, 0)], []), compute(bench))
     assert bench.verify(0, [2, 5]) == [[2], [5]]
@@ -190,7 +190,7 @@ def test_planned_loads_that_the_router_does_not_want_are_dropped_and_the_wanted_
     assert bench.cache.counters.num_misses == 2, "planned, but not issued at demand"
 
 
-def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once() -> None:
+def test_need_lasts_from_its_event_to_the_last_arrival_and_counts_once() -> None:
     bench = Bench(16)
     compute(bench)
     known = compute(bench)
@@ -206,7 +206,7 @@ def test_need_lasts_from_the_word_to_the_last_arrival_and_is_counted_once() -> N
     assert bench.settle_need() == 0
 
 
-def test_need_of_arrivals_that_the_host_sees_late_ends_with_the_last_of_them() -> None:
+def test_need_ends_with_the_last_arrival_when_the_host_is_late() -> None:
     bench = Bench(16)
     for wave in bench.waves(0, [1, 2]):
         bench.compute(wave)

@@ -1,4 +1,4 @@
-"""The round with fake models: what is committed, what is cropped, and that no expert is ever the wrong one."""
+"""Rounds over fake models: committed tokens, cropped KV, and the right expert in every slot."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_tokens_depend_on_no_budget_depth_or_policy(
     assert generation.tokens == expected(30)
 
 
-def test_counts_add_up_and_bytes_are_what_crossed_the_link() -> None:
+def test_counts_add_up_and_bytes_equal_those_of_the_link() -> None:
     engine = make_engine(FakeModel(sometimes), num_slots=12, draft_len=4)
     generation = engine.generate(PROMPT, 40)
     records = generation.rounds

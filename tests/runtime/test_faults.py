@@ -62,7 +62,7 @@ def test_late_copies_change_times_and_no_token(seed: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 20, 41])
-def test_a_failing_copy_is_told_and_what_was_finished_is_kept(number: int) -> None:
+def test_a_failed_copy_is_reported_and_finished_rounds_are_kept(number: int) -> None:
     faulty = engine()
     fail(faulty, number)
     committed: list[int] = []

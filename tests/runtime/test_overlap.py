@@ -108,7 +108,7 @@ def check_bookkeeping(engine: Engine) -> None:
     st.integers(0, 1000),
 )
 @settings(max_examples=80, deadline=None)
-def test_same_tokens_whatever_the_link_does(
+def test_tokens_do_not_depend_on_link_timing(
     num_slots: int, draft_len: int, eviction: str, planner: str, seed: int
 ) -> None:
     _, engine = watched(num_slots, draft_len, eviction, planner, seed)
@@ -125,7 +125,7 @@ def test_same_tokens_whatever_the_link_does(
     st.sampled_from([RuntimeError, KeyboardInterrupt]),
 )
 @settings(max_examples=80, deadline=None)
-def test_whatever_is_raised_in_a_round_the_next_generation_is_right(
+def test_a_generation_after_an_exception_is_correct(
     num_slots: int, eviction: str, planner: str, fuse: int, error: type[BaseException]
 ) -> None:
     """The fuse burns in copies, draft steps and waves, whichever comes."""
@@ -143,7 +143,7 @@ def test_whatever_is_raised_in_a_round_the_next_generation_is_right(
 
 
 @pytest.mark.parametrize("planner", ["deadline", "three_phase"])
-def test_a_copy_that_fails_is_reported_and_leaves_no_trace(planner: str) -> None:
+def test_a_generation_after_a_failed_copy_is_correct(planner: str) -> None:
     _, engine = watched(12, 5, "retain", planner)
     assert engine.generate(PROMPT, 10).tokens == expected(10)
 

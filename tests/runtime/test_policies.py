@@ -27,7 +27,7 @@ experts = st.builds(ExpertId, st.integers(0, 3), st.integers(0, 5))
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["load", "evict", "pin", "end use", "end"]), experts)))
 @settings(max_examples=200, deadline=None)
-def test_residency_agrees_with_a_plain_dictionary(num_slots: int, steps: list[tuple[str, ExpertId]]) -> None:
+def test_residency_equals_a_reference_dictionary(num_slots: int, steps: list[tuple[str, ExpertId]]) -> None:
     residency = Residency(num_slots)
     model: dict[ExpertId, dict[str, int]] = {}
     for action, expert in steps:
@@ -73,7 +73,7 @@ def test_quotas_share_all_slots_evenly(num_slots: int, num_layers: int) -> None:
 
 
 @given(st.lists(experts, min_size=1, max_size=40), st.sets(experts))
-def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId], pinned: set[ExpertId]) -> None:
+def test_lru_displaces_the_oldest_evictable_expert_of_the_layer(uses: list[ExpertId], pinned: set[ExpertId]) -> None:
     lru = LruEviction(Pool([1] * 4, 6, 1))
     for expert in uses:
         lru.used(expert)
@@ -85,7 +85,7 @@ def test_lru_victim_is_the_oldest_of_its_layer_that_may_go(uses: list[ExpertId],
         assert lru.victim(layer, lambda e: e not in pinned, False) == (allowed[0] if allowed else None)
 
 
-def test_lru_below_its_quota_takes_from_whoever_holds_too_much() -> None:
+def test_lru_below_its_quota_displaces_from_a_layer_above_its_own() -> None:
     lru = LruEviction(Pool([2, 2], 6, 1))
     for expert in (0, 1, 2):
         lru.used(ExpertId(1, expert))
@@ -93,7 +93,7 @@ def test_lru_below_its_quota_takes_from_whoever_holds_too_much() -> None:
     assert lru.victim(0, anything, False) == ExpertId(1, 0)
 
 
-def test_lru_without_quota_takes_the_oldest_of_all() -> None:
+def test_lru_without_a_quota_displaces_the_oldest_of_all_layers() -> None:
     lru = LruEviction(Pool([1, 1, 0], 6, 1))
     for expert in (ExpertId(1, 3), ExpertId(0, 2)):
         lru.used(expert)
@@ -171,17 +171,17 @@ class TestThreePhasePlanner:
         planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [7]
 
-    def test_nothing_more_once_the_next_boundary_reaches_k(self) -> None:
+    def test_stops_when_the_next_boundary_would_reach_k(self) -> None:
         planner = self.planner(5)
         planner.plan(1, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.zeros((2, 4), np.bool_))
         assert self.boundaries(planner, 5) == []
 
-    def test_nothing_more_once_every_layer_has_its_m_experts(self) -> None:
+    def test_stops_when_every_layer_has_counted_m_experts(self) -> None:
         planner = self.planner(16)
         planner.plan(3, np.array([[1, 1, 0, 0], [1, 1, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == []
 
-    def test_keeps_planning_while_a_layer_wants_fewer_than_m(self) -> None:
+    def test_continues_while_a_layer_has_counted_fewer_than_m(self) -> None:
         planner = self.planner(16)
         planner.plan(3, np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.int32), np.ones((2, 4), np.bool_))
         assert self.boundaries(planner, 16) == [4]
@@ -190,7 +190,7 @@ class TestThreePhasePlanner:
 class TestDeadlinePlanner:
     @given(st.data())
     @settings(max_examples=50, deadline=None)
-    def test_orders_what_is_counted_and_absent_by_layer_then_count(self, data: st.DataObject) -> None:
+    def test_orders_absent_counted_experts_by_layer_then_count(self, data: st.DataObject) -> None:
         cells = st.lists(st.integers(0, 5), min_size=12, max_size=12)
         counts = np.array(data.draw(cells), np.int32).reshape(3, 4)
         present = np.array(data.draw(cells)).reshape(3, 4) > 2

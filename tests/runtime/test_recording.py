@@ -1,4 +1,4 @@
-"""A replay is the live run again: same rounds, same tokens, from a file, for any system."""
+"""A replay from a file equals the live run: same rounds, same tokens, for any system."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_one_recording_serves_every_budget_and_policy(num_slots: int, eviction: 
     assert replay(recording, 4, num_slots, eviction=eviction, planner="none") == live
 
 
-def test_what_was_not_recorded_is_refused() -> None:
+def test_calls_that_were_not_recorded_are_refused() -> None:
     _, recording = record(4)
     with pytest.raises(SpecterError, match="not recorded: draft step 4"):
         replay(recording, 5)

@@ -1,4 +1,4 @@
-"""Replays that share a warm-up leave what a run with a warm-up of its own leaves."""
+"""Replays that share a warm-up equal runs with a warm-up of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def configured(system: str, budget: str = "low", index: int = 0) -> ResolvedRun:
 
 
 @pytest.mark.parametrize("system", ["specter", "specter_deadline", "lru", "mixtral_offloading", "on_demand"])
-def test_inputs_with_one_warm_up_are_as_with_one_each(system: str) -> None:
+def test_a_shared_warm_up_changes_no_result(system: str) -> None:
     run = configured(system)
     depth = run.config.depth
     warmup, inputs = record(0, depth), [record(seed, depth) for seed in (1, 2, 1)]
@@ -62,7 +62,7 @@ def test_inputs_with_one_warm_up_are_as_with_one_each(system: str) -> None:
         assert sum(one.num_hits for one in alone.generation.rounds) > 0 or system == "on_demand"
 
 
-def test_only_the_input_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_differ_beyond_their_input_warm_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     build = session.build_engine
 
@@ -76,4 +76,4 @@ def test_only_the_input_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
         warmup = record(seed, 0)
         result = replayer.replay(configured("lru", budget), recording, warmup)
         assert result.warmup is warmup
-    assert built == ["low", "high", "high"], "another budget, and another warm-up, are warmed up for anew"
+    assert built == ["low", "high", "high"], "another budget, and another warm-up text, need a new warm-up"

@@ -54,15 +54,15 @@ def belady(rounds: Rounds, num_slots: int) -> int:
 
 
 def skewed(seed: int, num_rounds: int = 40) -> Rounds:
-    """Layer by layer in turn: three favourites in almost every round, and strangers that come once in a while."""
+    """Per layer three experts in almost every round, and five of the others by chance."""
     rng = random.Random(seed)
     orders = [rng.sample(range(NUM_EXPERTS), NUM_EXPERTS) for _ in range(NUM_LAYERS)]
     rounds: Rounds = []
     for _ in range(num_rounds):
         layers = []
         for order in orders:
-            favourites = [expert for expert in order[:3] if rng.random() < 0.95]
-            layers.append(dict.fromkeys(favourites, 9) | dict.fromkeys(rng.sample(order[3:], 5), 2))
+            frequent = [expert for expert in order[:3] if rng.random() < 0.95]
+            layers.append(dict.fromkeys(frequent, 9) | dict.fromkeys(rng.sample(order[3:], 5), 2))
         rounds.append(layers)
     return rounds
 
@@ -90,7 +90,7 @@ def test_fewer_loads_than_lru_on_skewed_cyclic_traces_and_close_to_belady(num_sl
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_victim_is_the_lowest_score_that_may_go(data: st.DataObject) -> None:
+def test_displaces_the_lowest_score_that_is_evictable(data: st.DataObject) -> None:
     """Against a minimum over all residents, after any history."""
     draw = data.draw
     eviction = RetainEviction(Pool([4] * NUM_LAYERS, NUM_EXPERTS, 1, num_staging=4), decay=0.5)
@@ -145,7 +145,7 @@ def test_loads_beyond_the_staging_slots_wait_for_use_unless_they_are_urgent(num_
         assert eviction.victim(1, anything, is_urgent=False) is not None
 
 
-def test_a_prefetch_that_the_router_does_not_want_leaves_its_staging_slot() -> None:
+def test_an_unneeded_prefetch_frees_its_staging_slot() -> None:
     eviction = filled(num_staging=1)
     eviction.forget(ExpertId(0, 0))
     eviction.loaded(ExpertId(1, 0))
@@ -154,22 +154,22 @@ def test_a_prefetch_that_the_router_does_not_want_leaves_its_staging_slot() -> N
     assert eviction.victim(1, anything, is_urgent=False) is not None
 
 
-def test_who_streams_through_never_displaces_who_is_used_every_round() -> None:
-    """Ten rounds of three favourites and seven strangers a layer: the favourites are loaded once."""
+def test_streaming_experts_never_displace_those_used_every_round() -> None:
+    """Ten rounds of three frequent and five rare experts per layer: the frequent ones are loaded once."""
     timeline = VirtualTimeline(MACHINE)
     eviction = RetainEviction(Pool([4, 4, 4], NUM_EXPERTS, 1000, num_staging=3))
     cache = ExpertCache(Residency(12), eviction, Transfer(Backend(timeline), 1000))
     for index in range(10):
         cache.begin_round()
-        strangers = [3 + (index + offset) % 9 for offset in range(0, 9, 2)]
+        rare = [3 + (index + offset) % 9 for offset in range(0, 9, 2)]
         for layer in range(NUM_LAYERS):
             counts = np.zeros(NUM_EXPERTS, np.int64)
-            counts[:3], counts[strangers] = 17, 1
+            counts[:3], counts[rare] = 17, 1
             _, known = timeline.compute(COMPUTE, lambda: None)
             timeline.wait(known)
             if index:
-                assert all(cache.is_present(ExpertId(layer, favourite)) for favourite in range(3))
-            plan = Plan([ExpertId(layer, stranger) for stranger in strangers], np.zeros((3, NUM_EXPERTS), np.bool_))
+                assert all(cache.is_present(ExpertId(layer, expert)) for expert in range(3))
+            plan = Plan([ExpertId(layer, expert) for expert in rare], np.zeros((3, NUM_EXPERTS), np.bool_))
             cache.submit(plan, known)
             cache.feed()
             for wave in cache.waves(layer, counts, known):

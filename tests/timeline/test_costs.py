@@ -98,7 +98,7 @@ def test_attention_grows_with_the_capacity_alone() -> None:
 
 
 @pytest.mark.parametrize("num_dense", [0, 1, 3])
-def test_asking_for_one_layer_does_not_change_another(num_dense: int) -> None:
+def test_the_cost_of_a_layer_does_not_depend_on_earlier_calls(num_dense: int) -> None:
     spec = dataclasses.replace(DEEPSEEK_V2_LITE, num_dense_layers=num_dense)
     shared = CostModel(spec, tile_rows=48, kv_capacity=256)
     for layer in reversed(range(6)):

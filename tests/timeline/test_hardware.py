@@ -19,7 +19,7 @@ PROFILES = Path(__file__).parents[2] / "conf" / "hardware"
 A100 = PROFILES / "a100_40gb_pcie4.yaml"
 
 
-def test_issue_profiles_exist() -> None:
+def test_the_named_profiles_exist() -> None:
     assert {"a100_40gb_pcie4", "h200_pcie5", "rtx4090_ddr4"} <= {path.stem for path in PROFILES.glob("*.yaml")}
 
 
@@ -37,7 +37,7 @@ def test_h200_copies_as_measured() -> None:
 
 
 @pytest.mark.parametrize(("name", "floor_ms"), [("a100_40gb_pcie4", 2.1), ("h200_pcie5", 0.68)])
-def test_draft_step_floors_of_the_design(name: str, floor_ms: float) -> None:
+def test_draft_step_floors(name: str, floor_ms: float) -> None:
     costs = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)
     hardware = load_hardware(PROFILES / f"{name}.yaml")
     assert hardware.hbm_ns(costs.draft_step_bytes()) / 1e6 == pytest.approx(floor_ms, rel=0.02)

@@ -91,7 +91,7 @@ class LiveModel:
 
         model = DRAFTS[run.config.system.draft].join(self.decoder, self.decoder.twin)
         sampler = build_sampler(run.config.sampling)
-        backend = virtual_backend(run.config, move)
+        backend = virtual_backend(run, move)
         with torch.inference_mode():
             return run_input(run, model, sampler, prompt, warmup, backend, on_commit, predicts=True)
 
