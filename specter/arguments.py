@@ -30,8 +30,7 @@ def parse_arguments(options: type[Options], arguments: Sequence[str]) -> Options
     A tuple is written with commas: `tidy=a.parquet,b.parquet`; an empty value is an empty tuple. Fields without a
     default must be given.
 
-    Raises:
-        SpecterError: naming the argument that is unknown, missing or malformed, and the remedy.
+    Raises SpecterError: naming the argument that is unknown, missing or malformed, and the remedy.
     """
     known = {option.name: option for option in dataclasses.fields(options)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(options)

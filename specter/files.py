@@ -76,8 +76,7 @@ def check_writable(directory: Path) -> None:
 def replacing_directory(out: Path) -> Iterator[Path]:
     """A directory to fill; it becomes `out` on success and is removed on failure.
 
-    Raises:
-        SpecterError: `out` is not free, or cannot be written.
+    Raises SpecterError: `out` is not free, or cannot be written.
     """
     check_free(out)
     partial = out.parent / f".{out.name}.partial"

@@ -52,8 +52,7 @@ class Registry(Generic[Entry]):
 def import_modules(package: str) -> None:
     """Imports every module directly in `package`, so that what they register is known.
 
-    Raises:
-        SpecterError: there is no such package.
+    Raises SpecterError: there is no such package.
     """
     try:
         path = importlib.import_module(package).__path__

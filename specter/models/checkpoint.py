@@ -45,8 +45,7 @@ class Checkpoint:
     def open(cls, directory: Path | str) -> Checkpoint:
         """Opens a hub directory and checks its structure.
 
-        Raises:
-            SpecterError: naming the file or tensor that is missing, truncated, unexpected or of the wrong shape.
+        Raises SpecterError: naming the file or tensor that is missing, truncated, unexpected or of the wrong shape.
         """
         directory = Path(directory)
         spec = read_spec(directory)
@@ -64,8 +63,7 @@ class Checkpoint:
     def tensor(self, name: str) -> Tensor:
         """One tensor as fp32, decoded if it is int8-coded.
 
-        Raises:
-            SpecterError: it holds NaN or infinite values.
+        Raises SpecterError: it holds NaN or infinite values.
         """
         return self._value(name).float()
 

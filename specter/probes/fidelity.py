@@ -71,8 +71,7 @@ def study(
 ) -> Study:
     """Runs the target and every draft over `texts`.
 
-    Raises:
-        SpecterError: no text is longer than its prompt, or a text is longer than the model's positions.
+    Raises SpecterError: no text is longer than its prompt, or a text is longer than the model's positions.
     """
     spec, (num, length), first = source.spec, texts.tokens.shape, texts.first
     if not bool(texts.is_real().any()) or length > spec.max_positions:

@@ -43,8 +43,7 @@ def format_of(name: str, width: int) -> BlockFormat:
     A narrow stand-in's row whose width divides 256 is repeated to fill a block: the full-size row is the narrow row
     repeated (docs/decisions/0006), so the codes are those of the full-size model.
 
-    Raises:
-        SpecterError: blocks of 32 do not divide the row.
+    Raises SpecterError: blocks of 32 do not divide the row.
     """
     wanted, otherwise = FORMATS[name]
     if width % Q8_0.num_values:
@@ -58,8 +57,7 @@ def format_of(name: str, width: int) -> BlockFormat:
 def quantize_blocks(weights: Tensor, name: str) -> BlockMatrices:
     """Quantizes `weights` [..., out, in] of any floating type to the type `name` (see `format_of`).
 
-    Raises:
-        SpecterError: a width that blocks do not divide, or a weight that is not finite.
+    Raises SpecterError: a width that blocks do not divide, or a weight that is not finite.
     """
     width = weights.shape[-1]
     chosen = format_of(name, width)

@@ -46,8 +46,7 @@ def load_calibration(
             tokenizer encodes, in windows of `SEQUENCE_LENGTH`.
         tokenizer: the model's. If it is not the stand-ins', it encodes the text of the shipped tokens again.
 
-    Raises:
-        SpecterError: a file that is missing, damaged or too short, or tokens outside the model's vocabulary.
+    Raises SpecterError: a file that is missing, damaged or too short, or tokens outside the model's vocabulary.
     """
     theirs = None if tokenizer is None else _read_tokenizer(tokenizer)
     if path.suffix == ".txt":

@@ -147,8 +147,7 @@ def _origin(options: Options, checkpoint: Checkpoint, text: CalibrationText) -> 
 def run(options: Options) -> None:
     """Quantizes, and writes the directory with its report.
 
-    Raises:
-        SpecterError: anything wrong with the input, before large work.
+    Raises SpecterError: anything wrong with the input, before large work.
     """
     start = time.perf_counter()
     options.check()

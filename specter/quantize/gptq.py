@@ -35,8 +35,7 @@ def quantize_gptq(
 
     A channel that is 0 in all inputs is rounded to nearest.
 
-    Raises:
-        SpecterError: the group does not divide `in`, or a weight is not finite.
+    Raises SpecterError: the group does not divide `in`, or a weight is not finite.
     """
     grid = fit_grid(weights, group_size, sym=sym)
     factor = inverse_factor(hessians, damping)

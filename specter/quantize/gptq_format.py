@@ -47,8 +47,7 @@ REMEDY = "quantise again: python -m specter.quantize checkpoint=DIR out=DIR meth
 def pack_words(values: Tensor) -> Tensor:
     """Packs uint8 [..., n, m] of values 0..15 along n into int32 [..., n / 8, m], lowest nibble first.
 
-    Raises:
-        SpecterError: n is not a multiple of 8.
+    Raises SpecterError: n is not a multiple of 8.
     """
     if values.shape[-2] % CODES_PER_WORD:
         raise SpecterError(

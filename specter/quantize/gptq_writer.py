@@ -39,8 +39,7 @@ class Note:
 def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Tensor]:
     """The tensors of MoE layer `index`, on the CPU, under the names that transformers and gptqmodel use.
 
-    Raises:
-        SpecterError: a zero point of 0, which the format cannot hold.
+    Raises SpecterError: a zero point of 0, which the format cannot hold.
     """
     tensors = {}
     for projection in PROJECTIONS:

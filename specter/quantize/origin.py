@@ -14,8 +14,7 @@ REPORT_FILE = "quantization.json"
 def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
     """The origin in the draft's report: "this checkpoint", or "unknown" without a report.
 
-    Raises:
-        SpecterError: the draft was made from another checkpoint.
+    Raises SpecterError: the draft was made from another checkpoint.
     """
     report = directory / REPORT_FILE
     if not report.is_file():

@@ -27,8 +27,7 @@ class Grid:
 def group_of(row_length: int, group_size: int) -> int:
     """Input channels per group: `group_size`, or the whole row where the row is shorter.
 
-    Raises:
-        SpecterError: the group does not divide the row.
+    Raises SpecterError: the group does not divide the row.
     """
     if group_size < 1:
         raise SpecterError(f"group size {group_size} is not positive", "use group=128")
@@ -84,8 +83,7 @@ def nearest_codes(weights: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
 def quantize_rtn(weights: Tensor, group_size: int, *, sym: bool = True) -> Int4Matrices:
     """Rounds every weight of `weights` [..., out, in] to the nearest level of its group.
 
-    Raises:
-        SpecterError: the group does not divide `in`, or a weight is not finite.
+    Raises SpecterError: the group does not divide `in`, or a weight is not finite.
     """
     grid = fit_grid(weights, group_size, sym=sym)
     groups = weights.float().unflatten(-1, (-1, grid.group))

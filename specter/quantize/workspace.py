@@ -36,8 +36,7 @@ class Workspace:
     def __init__(self, out: Path, origin: str) -> None:
         """Opens the workspace of an earlier run with the same `origin`, or an empty one.
 
-        Raises:
-            SpecterError: `out` is in use, or cannot be written.
+        Raises SpecterError: `out` is in use, or cannot be written.
         """
         check_free(out)
         self._out = out

@@ -28,8 +28,7 @@ class Options:
 def cut_windows(train: NDArray[np.uint16], num_sequences: int, length: int) -> NDArray[np.uint16]:
     """`num_sequences` windows of `length` tokens, evenly spread over the training tokens [N].
 
-    Raises:
-        SpecterError: too little text for windows that do not overlap.
+    Raises SpecterError: too little text for windows that do not overlap.
     """
     if len(train) < num_sequences * length:
         raise SpecterError(

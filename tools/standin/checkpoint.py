@@ -40,8 +40,7 @@ def save_standin(weights: Weights, spec: ModelSpec, folder: Path) -> None:
 def load_standin(spec: ModelSpec, folder: Path) -> Weights:
     """The checkpoint as it is used: decoded to fp32.
 
-    Raises:
-        SpecterError: a tensor is missing or unexpected, or config.json describes another model than `spec`.
+    Raises SpecterError: a tensor is missing or unexpected, or config.json describes another model than `spec`.
     """
     checkpoint = Checkpoint.open(folder)
     if dataclasses.replace(checkpoint.spec, name=spec.name) != spec:

@@ -100,8 +100,7 @@ def tokenize(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
 def load_tokens(path: Path) -> dict[str, np.ndarray]:
     """`train` and `valid`, uint16 [N] each, from tokens.safetensors.xz.
 
-    Raises:
-        SpecterError: the file is missing or damaged.
+    Raises SpecterError: the file is missing or damaged.
     """
     if not path.is_file():
         raise SpecterError(f"no training tokens at {path}", "run `python -m tools.standin.corpus` first")

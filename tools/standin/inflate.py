@@ -83,8 +83,7 @@ def write_shards(directory: Path, tensors: Iterable[tuple[str, Tensor]], progres
 def run(options: Options) -> None:
     """Inflates, and writes the directory.
 
-    Raises:
-        SpecterError: anything wrong with the input, or a disk too small, before large work.
+    Raises SpecterError: anything wrong with the input, or a disk too small, before large work.
     """
     start, console = time.perf_counter(), Console(stderr=True)
     options.check()

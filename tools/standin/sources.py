@@ -115,8 +115,7 @@ def _read(path: Path) -> str:
 def read_source(source: Source, root: Path) -> Iterator[str]:
     """Documents of one unpacked package, in path order, up to the source's limit.
 
-    Raises:
-        SpecterError: the pattern matches no file.
+    Raises SpecterError: the pattern matches no file.
     """
     paths = sorted(path for path in root.glob(source.pattern) if path.is_file() and path.suffix not in (".dat", ".u8"))
     if not paths:
@@ -146,8 +145,7 @@ def read_python_library() -> Iterator[str]:
 def fetch_package(package: str, folder: Path) -> Path:
     """Downloads a package with apt (nothing is installed); returns the .deb.
 
-    Raises:
-        SpecterError: apt or the package is missing.
+    Raises SpecterError: apt or the package is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = sorted(folder.glob(f"{package}_*.deb"))

@@ -225,8 +225,7 @@ def train(
         check: called every tenth of the time with the progress.
         report: receives a loss point about every `report_every` steps.
 
-    Raises:
-        SpecterError: the loss is not finite.
+    Raises SpecterError: the loss is not finite.
     """
     settings = trainer.settings
     generator = torch.Generator(device=tokens.device).manual_seed(settings.seed + 1)

@@ -43,8 +43,7 @@ def invariance_check(decoder: Decoder) -> list[str]:
     slots. Clears KV cache and slots: call it before loading anything. Switches the decoder to `rowwise` if the tiled
     path fails. Returns the comparisons of the tiled path that differ.
 
-    Raises:
-        SpecterError: the row-wise path differs too.
+    Raises SpecterError: the row-wise path differs too.
     """
     num_rows = min(2 * decoder.tile + 1, decoder.cache.capacity)
     decoder.rowwise = False
