@@ -34,9 +34,8 @@ from specter.models.spec import ModelSpec
 from specter.probes.fidelity import DraftExperts, Study, Texts, order_match, set_match, study
 from specter.prompts import first_texts, load_tokenizer
 from specter.quantize.block_matrices import FORMATS, quantize_blocks
-from specter.quantize.gptq_format import read_directory
+from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.quantize.layer import LayerExperts
-from specter.quantize.origin import check_draft_origin
 from specter.quantize.rtn import quantize_rtn
 from specter.recording import Recording
 

@@ -24,9 +24,9 @@ from specter.models.spec import ModelSpec
 from specter.progress import make_progress
 from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, CalibrationText, load_calibration
+from specter.quantize.gptq_format import REPORT_FILE
 from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
 from specter.quantize.layer import LayerInputs, output_error
-from specter.quantize.origin import REPORT_FILE
 from specter.quantize.quantizers import build_int4, default_min_tokens
 from specter.quantize.rtn import group_of
 from specter.quantize.workspace import Workspace

@@ -19,6 +19,7 @@ program, quantized attention and shared experts are counted and ignored.
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.files import read_object
+from specter.models.checkpoint import Checkpoint
 from specter.models.shards import StoredTensor, indexed_files, read_headers
 from specter.models.spec import ModelSpec
 from specter.quantize.int4 import Int4Experts, Int4Matrices
@@ -38,6 +40,7 @@ PARTS = ("qweight", "scales", "qzeros", "g_idx")
 CODES_PER_WORD = 8  # 4-bit codes in an int32
 V1, V2, V1_WITH_INPUT_SCALES = "gptq", "gptq_v2", "gptq_with_input_scales"
 OLD_CONFIG_FILE = "quantize_config.json"
+REPORT_FILE = "quantization.json"
 REMEDY = "quantise again: python -m specter.quantize checkpoint=DIR out=DIR method=gptq group=128"
 
 
@@ -183,6 +186,22 @@ def _read_layer(
     good_zeros = matrices.zeros == SYMMETRIC_ZERO if quantization["sym"] else matrices.zeros < 16
     _check_each(good_zeros, names["qzeros"], f"holds a zero point that sym={quantization['sym']} rules out")
     return matrices
+
+
+def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
+    """The origin in the draft's report: "this checkpoint", or "unknown" without a report.
+
+    Raises SpecterError: the draft was made from another checkpoint.
+    """
+    report = directory / REPORT_FILE
+    if not report.is_file():
+        return "unknown"
+    if json.loads(report.read_text())["checkpoint"]["sha256"] != checkpoint.digest():
+        raise SpecterError(
+            f"the draft in {directory} was made from another checkpoint than {checkpoint.directory}",
+            f"make it again: python -m specter.quantize checkpoint={checkpoint.directory} out={directory}",
+        )
+    return "this checkpoint"
 
 
 def stack(layers: list[Int4Matrices]) -> Int4Matrices:

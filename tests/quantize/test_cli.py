@@ -15,9 +15,8 @@ from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.spec import ModelSpec
 from specter.quantize import workspace
 from specter.quantize.cli import main
-from specter.quantize.gptq_format import read_directory
+from specter.quantize.gptq_format import REPORT_FILE, read_directory
 from specter.quantize.layer import Int4Layer
-from specter.quantize.origin import REPORT_FILE
 from specter.quantize.quantizers import Gptq
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import exit_status

@@ -16,7 +16,7 @@ from specter import run
 from specter.config import SystemConfig, from_values, to_dict
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
-from specter.quantize.origin import check_draft_origin
+from specter.quantize.gptq_format import check_draft_origin
 from tests.helpers import BASELINES
 
 CONF = str(Path("conf").absolute())

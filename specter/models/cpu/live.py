@@ -19,8 +19,7 @@ from specter.models.cpu.decoder import Decoder
 from specter.models.cpu.invariance import invariance_check
 from specter.models.spec import ExpertId
 from specter.models.weights import DecoderWeights
-from specter.quantize.gptq_format import read_directory
-from specter.quantize.origin import check_draft_origin
+from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.resolve import ResolvedRun, resolve
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.drafts import DRAFTS

@@ -19,9 +19,8 @@ from specter.models.cuda.store import Pin, PinnedStore
 from specter.models.cuda.weights import GpuWeights
 from specter.models.inflation.inflated import GROUP, InflatedCheckpoint
 from specter.models.spec import ModelSpec
-from specter.quantize.gptq_format import read_directory
+from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.quantize.int4 import Int4Experts, Int4Matrices
-from specter.quantize.origin import check_draft_origin
 
 DTYPE = torch.bfloat16
 Int4Layer = tuple[Int4Matrices, Int4Matrices, Int4Matrices]  # gate, up, down [E, out, in]
