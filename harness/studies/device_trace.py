@@ -15,7 +15,8 @@ LANES = {"compute": 1.0, "link": 0.0}
 ATTENTION = ("attention, router, shared experts", "#009E73")
 PARTS = {
     "draft_step": ("draft step", "#56B4E9"),
-    "mix": ATTENTION,
+    "attend_and_route": ATTENTION,
+    "mix": ATTENTION,  # its name in the traces of data/reference/h200
     "experts": ("routed experts", "#E69F00"),
     "combine": ATTENTION,
     "head": ("head", "#CC79A7"),

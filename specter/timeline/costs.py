@@ -121,7 +121,7 @@ class CostModel:
     def predict_next(self, tiles: int = 1) -> Work:
         """The next layer's norm and router on this layer's hidden state."""
         cost = self._product(tiles * self.tile_rows, self.spec.hidden, self.spec.num_experts)
-        return (cost + _Cost(kernels=PREDICT_KERNELS)).work("foresee")
+        return (cost + _Cost(kernels=PREDICT_KERNELS)).work("predict_next")
 
     @_cached
     def attend_and_route(self, layer: int, tiles: int = 1) -> Work:
@@ -129,7 +129,7 @@ class CostModel:
 
         `layer` counts all layers, dense ones included.
         """
-        return self._layer(layer, tiles * self.tile_rows, tiles).work("mix")
+        return self._layer(layer, tiles * self.tile_rows, tiles).work("attend_and_route")
 
     @_cached
     def experts(self, num_experts: int, tiles: int = 1) -> Work:

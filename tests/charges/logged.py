@@ -21,7 +21,7 @@ from specter.timeline.base import Clock, Event, LaneTotals, Mark, T, Work
 from specter.timeline.trace import TraceOp
 from tests.charges.tariff import NAMES, PAYLOAD, SPEC
 
-SHORT = {"draft_step": "draft", "mix": "attend", "foresee": "predict", "experts": "wave"}
+SHORT = {"draft_step": "draft", "attend_and_route": "attend", "predict_next": "predict", "experts": "wave"}
 MS = 1_000_000
 
 

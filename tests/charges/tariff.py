@@ -78,11 +78,12 @@ def target(tiles: int) -> dict[str, Charge]:
     first = attention + rows * EMBED_ROW + 2 * DENSE + 2 * rows * DENSE_ROW
     scores = rows * (2 * ATTENTION + SCORES)
     table = {
-        f"dense layer{suffix}": ("mix", first, scores + 2 * rows * DENSE, 1 + 8 + 4, 13),
+        f"dense layer{suffix}": ("attend_and_route", first, scores + 2 * rows * DENSE, 1 + 8 + 4, 13),
         f"attention, router, shared{suffix}": (
-            "mix", attention + 2 * SHARED + 2 * rows * SHARED_ROW, scores + 2 * rows * SHARED, 8 + 3 + 3, 14,
+            "attend_and_route", attention + 2 * SHARED + 2 * rows * SHARED_ROW, scores + 2 * rows * SHARED,
+            8 + 3 + 3, 14,
         ),
-        f"next router{suffix}": ("foresee", 2 * 48 + 2 * rows * 14, 2 * rows * 48, 2, 2),
+        f"next router{suffix}": ("predict_next", 2 * 48 + 2 * rows * 14, 2 * rows * 48, 2, 2),
         f"combine{suffix}": ("combine", rows * COMBINE_ROW, 2 * rows * 2 * 8, 1, 1),
         f"head{suffix}": ("head", 2 * 256 + 2 * rows * 40, 2 * rows * 256, 3, 3),
     }  # fmt: skip

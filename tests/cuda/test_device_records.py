@@ -102,7 +102,7 @@ def test_the_next_plain_pass_is_launched_before_the_round_is_written_down(monkey
     engine.generate(PROMPT, 4)
     passes = " ".join(order).split("head")
     assert [one.split().count("written") for one in passes] == [0, 0, 2, 2, 2], "prefill, three rounds, the end"
-    assert all(one.split()[:3] == ["mix", "written", "written"] for one in passes[2:4])
+    assert all(one.split()[:3] == ["attend_and_route", "written", "written"] for one in passes[2:4])
 
 
 class InterruptedList(list[RoundRecord]):

@@ -51,7 +51,7 @@ class RetainEviction(Eviction):
         self.reconsider()
 
     def demand(self, layer: int, counts: NDArray[np.int64]) -> None:
-        # At the layer's own turn: earlier, a layer still to come would lose a round's worth to those behind it.
+        # At the layer's own turn: decaying all layers at once would favour those that have already run.
         self._scores[layer] *= self._decay
         self._scores[layer] += counts
         num_rows = counts.tolist()

@@ -16,7 +16,9 @@ from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ModelSpec
 from specter.timeline.base import Event, Timeline, Work
 
-_ATTEND, _EXPERTS, _COMBINE, _HEAD = (Work(name, 0, 0, 1, 1) for name in ("mix", "experts", "combine", "head"))
+_ATTEND, _EXPERTS, _COMBINE, _HEAD = (
+    Work(name, 0, 0, 1, 1) for name in ("attend_and_route", "experts", "combine", "head")
+)
 
 
 class LayerStream:
