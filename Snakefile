@@ -27,7 +27,6 @@ shell.prefix(
 )
 
 ENVIRONMENT = "environment.yml"  # used with --sdm conda only; `make` builds .venv from requirements.lock instead
-COMMIT = config.get("commit", "")  # of the code, for records of a GPU machine that has a copy without git
 SCALES = [path.stem for path in sorted((scales.CONF / "scale").glob("*.yaml"))]
 
 try:

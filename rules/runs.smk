@@ -75,8 +75,7 @@ rule measure:
     threads: workflow.cores
     shell:
         "logged {log} python -m harness.jobs.measure scale={wildcards.scale} experiment={wildcards.experiment} "
-        "model={wildcards.model} dataset={wildcards.dataset} out={output.runs} manifest={output.manifest} "
-        "commit={COMMIT}"
+        "model={wildcards.model} dataset={wildcards.dataset} out={output.runs} manifest={output.manifest}"
 
 
 rule live_check:

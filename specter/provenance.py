@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import subprocess
 import time
@@ -34,8 +35,8 @@ _PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 @functools.cache  # a job writes hundreds of runs
 def commit() -> str:
-    """The commit of the working directory; "unknown" without git or outside a repository."""
-    return _output("git", "rev-parse", "HEAD") or "unknown"
+    """The commit of the working directory, or SPECTER_COMMIT where there is no git; else "unknown"."""
+    return _output("git", "rev-parse", "HEAD") or os.environ.get("SPECTER_COMMIT", "unknown")
 
 
 def source_digest(root: Path = ROOT) -> str:

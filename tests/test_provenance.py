@@ -53,7 +53,11 @@ def test_no_git_and_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     provenance.commit.cache_clear()
+    monkeypatch.delenv("SPECTER_COMMIT", raising=False)
     assert provenance.commit() == "unknown"
+    monkeypatch.setenv("SPECTER_COMMIT", "abc")
+    provenance.commit.cache_clear()
+    assert provenance.commit() == "abc"
     provenance.commit.cache_clear()
     assert provenance.package_version("no-such-package") == "absent"
 

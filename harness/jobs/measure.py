@@ -52,7 +52,6 @@ class Options(ExperimentOptions):
 
     out: Path  # a directory for each run
     manifest: Path  # of the recordings
-    commit: str = ""  # of the code, where there is no git
 
 
 class Runner(Protocol):
@@ -225,7 +224,7 @@ def main(options: Options) -> None:
     drafting = next((config for config in every if config.system.speculative), every[0])
     check_paths(drafting)
     preflight.check_device(load_scale(options.scale))
-    where = provenance.of_device(DeviceBudget("cuda").device, options.commit)
+    where = provenance.of_device(DeviceBudget("cuda").device)
     notes = {key: str(where[key]) for key in NOTED if key in where}
     name, tokenizer = origin(drafting, where), load_tokenizer(drafting)
     root = Path("results") / options.scale / "measured" / options.model / name

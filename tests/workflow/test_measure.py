@@ -158,7 +158,7 @@ def test_the_first_job_of_an_experiment_measures_all_data_sets(
         "datasets": lambda *names: ["gsm8k", "prose"],
         "load_scale": lambda name: None,
         "preflight.check_device": lambda scale: None,
-        "provenance.of_device": lambda device, commit: {"gpu": "none", "commit": commit},
+        "provenance.of_device": lambda device: {"gpu": "none", "commit": "abc"},
         "check_paths": lambda config: None,
         "origin": lambda config, where: "origin",
         "DeviceBudget": lambda device: SimpleNamespace(device=device),
@@ -168,7 +168,7 @@ def test_the_first_job_of_an_experiment_measures_all_data_sets(
         monkeypatch.setattr(f"harness.jobs.measure.{name}", value)
     for dataset in ("gsm8k", "prose"):
         out, manifest = tmp_path / dataset, tmp_path / f"{dataset}.json"
-        measure_job(MeasureOptions(str(tmp_path), "main", "tiny", dataset, out, manifest, commit="abc"))
+        measure_job(MeasureOptions(str(tmp_path), "main", "tiny", dataset, out, manifest))
         assert len(runner.names) == 8 and runner.loads == [False, True]
         frame, _ = gather([out])
         assert len(frame) == 4 and set(frame["dataset"]) == {dataset} and set(frame["commit"]) == {"abc"}
