@@ -102,7 +102,10 @@ def load_model(
     for layer in range(num_packed):
         int4.set_layer(layer, *_int4_layer(source, codes, layer, budget.device))
     torch.cuda.empty_cache()
-    return LoadedModel(spec, opened, codes, draft_origin, source, codec, store, load, weights, int4)
+    return LoadedModel(
+        spec=spec, checkpoint=opened, codes=codes, draft_origin=draft_origin, source=source, codec=codec, store=store,
+        load=load, weights=weights, int4=int4,
+    )  # fmt: skip
 
 
 def _int4_layer(
