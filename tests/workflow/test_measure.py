@@ -210,7 +210,7 @@ def test_an_interrupted_measurement_keeps_what_is_finished(
     assert len(again.names) == 5 - 3  # plain decoding at the high budget is LRU's run there
     third = Runner(live)
     run(configs, third, tmp_path)
-    assert third.names == third.loads == []
+    assert third.names == [] and third.loads == []
 
 
 def test_experiments_share_their_runs_and_name_their_own(
