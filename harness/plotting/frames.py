@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -57,9 +57,22 @@ def read_trace(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["lane", "name", "begin_ms", "length_ms"])
 
 
+def rows_of(frame: pd.DataFrame, **settings: object) -> pd.DataFrame:
+    """The rows in which every named column has the given value."""
+    for column, value in settings.items():
+        frame = frame[frame[column] == value]
+    return frame
+
+
+def each(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The values of a column of names with their rows, in the order of figures and tables."""
+    for name in in_order("model" if column == "charged_as" else column, frame[column]):
+        yield name, frame[frame[column] == name]
+
+
 def of_model(frames: Frames, model: str) -> Frames:
     """The rows of one model."""
-    return {name: frame[frame["model"] == model] for name, frame in frames.items()}
+    return {name: rows_of(frame, model=model) for name, frame in frames.items()}
 
 
 def models(frame: pd.DataFrame) -> list[str]:
@@ -86,8 +99,8 @@ def spread_budgets(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def budget_title(frame: pd.DataFrame, budget: str) -> str:
-    rows = frame[(frame["budget"] == budget) & (frame["system"] == "specter")]
-    return f"{budget} ({rows['experts_per_layer'].min():g} experts per layer)"
+    per_layer = rows_of(frame, budget=budget, system="specter")["experts_per_layer"].min()
+    return f"{budget} ({per_layer:g} experts per layer)"
 
 
 def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
@@ -108,7 +121,7 @@ def cells(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """(budget, sampling, rows), largest budget first."""
     samplings, budgets = tiers(frame)
     return [
-        (budget, sampling, frame[(frame["budget"] == budget) & (frame["sampling"] == sampling)])
+        (budget, sampling, rows_of(frame, budget=budget, sampling=sampling))
         for budget in budgets
         for sampling in samplings
     ]

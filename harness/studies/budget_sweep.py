@@ -7,7 +7,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, log2_axis
-from harness.plotting.frames import Frames, depths, macro_by, spread_budgets, systems
+from harness.plotting.frames import Frames, depths, each, macro_by, rows_of, spread_budgets, systems
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import colour, in_order, short_title, title
 from harness.studies.registry import figure, table
@@ -18,7 +18,7 @@ FLOORS_SHOWN = ("specter", "lru")
 
 def _experts_per_layer(frame: pd.DataFrame) -> pd.Series:
     """What each budget buys Specter."""
-    per_layer: pd.Series = frame[frame["system"] == "specter"].groupby("budget")["experts_per_layer"].first()
+    per_layer: pd.Series = rows_of(frame, system="specter").groupby("budget")["experts_per_layer"].first()
     return per_layer
 
 
@@ -30,9 +30,9 @@ def budget_sweep_data(frames: Frames) -> pd.DataFrame:
     frame = frames["budget_sweep"]
     frame = frame.assign(per_layer=frame["budget"].map(_experts_per_layer(frame)).where(frame["uses_budget"]))
     blocks = []
-    for system in systems(frame):
-        mine = frame[frame["system"] == system].groupby("per_layer", dropna=False)
-        means = mine[["tpot_ms", "hit_rate", "floor_trace_ms"]].mean().rename_axis("experts_per_layer").reset_index()
+    for system, mine in each(frame, "system"):
+        by = mine.groupby("per_layer", dropna=False)
+        means = by[["tpot_ms", "hit_rate", "floor_trace_ms"]].mean().rename_axis("experts_per_layer").reset_index()
         tpot = means[["experts_per_layer", "floor_trace_ms"]].assign(quantity="tpot_ms", value=means["tpot_ms"])
         if system not in FLOORS_SHOWN:
             tpot["floor_trace_ms"] = np.nan
@@ -75,7 +75,7 @@ def sweep_table(frame: pd.DataFrame, group: str, key: str, heading: str) -> Tabl
     Args:
         group: of the titles of `key`; without titles, values are sorted as numbers.
     """
-    floors = frame[frame["system"] == "specter"].groupby([key, "budget"])["floor_trace_ms"].mean()
+    floors = rows_of(frame, system="specter").groupby([key, "budget"])["floor_trace_ms"].mean()
     rows = macro_by(frame, [key, "budget", "system"], "tpot_ms").unstack()[systems(frame)]
     rows.columns = [f"{short_title(name)} (ms)" for name in rows.columns]
     rows["floor_trace of Specter (ms)"] = floors

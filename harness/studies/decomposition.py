@@ -7,7 +7,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid
-from harness.plotting.frames import Frames, dataset_title, tiers
+from harness.plotting.frames import Frames, dataset_title, rows_of, tiers
 from harness.plotting.tables import Table
 from harness.plotting.titles import in_order, title
 from harness.studies import published
@@ -38,7 +38,7 @@ def _selected(frames: Frames) -> tuple[pd.DataFrame, str]:
     """The parts on the first machine under the first memory policy, and that policy."""
     runs, parts = frames["rivals"], frames["decomposition"]
     policy = in_order("policy", runs["policy"])[0]
-    return parts[(parts["hardware"] == runs["hardware"].iloc[0]) & (parts["policy"] == policy)], policy
+    return rows_of(parts, hardware=runs["hardware"].iloc[0], policy=policy), policy
 
 
 def decomposition_data(frames: Frames) -> pd.DataFrame:
@@ -126,7 +126,7 @@ def decomposition_table(frames: Frames) -> Table:
 )  # fmt: skip
 def published_ratio_table(frames: Frames) -> Table:
     runs, parts = frames["rivals"], frames["decomposition"]
-    parts = parts[parts["rival"] == "specmoeoff"].sort_values(["hero", "hardware", "budget"], kind="stable")
+    parts = rows_of(parts, rival="specmoeoff").sort_values(["hero", "hardware", "budget"], kind="stable")
     rows = _rows(parts, ["hero", "hardware", "budget", "policy"])
     after = rows.columns.tolist().index("ratio") + 1
     rows.insert(after, "published, mean", published.SPEEDUP_MEAN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.plotting.frames import Frames, macro_by, systems, tiers
+from harness.plotting.frames import Frames, macro_by, rows_of, systems, tiers
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import title
 from harness.studies import published
@@ -24,7 +24,7 @@ def depth_profile_published(frames: Frames) -> Table:
 
 
 def _best_depths(frame: pd.DataFrame) -> Table:
-    ours = frame[frame["speculative"] & (frame["system"] == "specter")]
+    ours = rows_of(frame, system="specter")
     keys = ["charged_as", "budget", "sampling"]
     rows = []
     for (model, budget, sampling), cell in macro_by(ours, [*keys, "k"], "tpot_ms").groupby(keys):
@@ -71,8 +71,8 @@ def best_depth(frames: Frames) -> Table:
                     "TPOT at the paper's K (ms)": by_k.get(published.DEPTH[frame["charged_as"].iloc[0]], float("nan")),
                 }
                 if system == "specmoeoff_tuned":
-                    cell = mine.query("budget == @budget and sampling == @sampling and system == @system")
-                    chosen = _cost_model_k(cell, probe[probe["mode"] == sampling], by_k.index.tolist())
+                    cell = rows_of(mine, budget=budget, sampling=sampling, system=system)
+                    chosen = _cost_model_k(cell, rows_of(probe, mode=sampling), by_k.index.tolist())
                     row |= {"K of its cost model": float(chosen), "TPOT there (ms)": by_k[chosen]}
                 rows.append(row)
     words = (
@@ -90,7 +90,7 @@ def _cost_model_k(runs: pd.DataFrame, probe: pd.DataFrame, ks: list[int]) -> int
 
     one = runs.iloc[0]
     config = compose([f"model={one['model']}", "system=specmoeoff_tuned", f"hardware={one['hardware']}"])
-    by_length = probe[probe["quantity"] == "union"].groupby("k")["value"].mean()
+    by_length = rows_of(probe, quantity="union").groupby("k")["value"].mean()
     union = {int(str(length)): float(value) for length, value in by_length.items()}
     known = [k for k in ks if k + 1 in union]
     return choose_k(

@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import PAPER, Grid, note
-from harness.plotting.frames import Frames
+from harness.plotting.frames import Frames, rows_of
 from harness.plotting.tables import Table
 from harness.studies.device_systems import OURS, TIERS
 from harness.studies.registry import figure, table
@@ -37,7 +37,7 @@ COLOURS = {"high": "#0072B2", "low": "#56B4E9"}
 def choice_runs(frames: Frames) -> pd.DataFrame:
     """The greedy runs of `CHOICES` at K = 16, with a column `choice`, on the texts that all of them share."""
     frame = frames["systems"]
-    frame = frame[(frame["sampling"] == "greedy") & (frame["k"] == 16)]
+    frame = rows_of(frame, sampling="greedy", k=16)
     without = frame[list(EXECUTION)].apply(lambda run: "".join(name for name in EXECUTION if not run[name]), axis=1)
     frame = frame.assign(choice=[CHOICES.get(pair, "") for pair in zip(frame["system"], without, strict=True)])
     frame = frame[frame["choice"] != ""]
@@ -67,7 +67,7 @@ def draw_ablation(data: pd.DataFrame) -> Grid:
     ((panel,),) = grid.axes
     names = data["choice"].unique().tolist()
     for offset, tier in zip((-0.2, 0.2), TIERS, strict=True):
-        mine = data[data["budget"] == tier]
+        mine = rows_of(data, budget=tier)
         heights = [names.index(name) + offset for name in mine["choice"]]
         panel.barh(heights, mine["ratio"], 0.36, color=COLOURS[tier], label=f"{tier} budget")
         for height, value in zip(heights, mine["ratio"], strict=True):

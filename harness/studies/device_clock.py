@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from harness.plotting.charts import PAPER, Grid, mark, plain_log
-from harness.plotting.frames import Frames, systems
+from harness.plotting.frames import Frames, each, rows_of, systems
 from harness.plotting.notes import counted
 from harness.plotting.tables import Table
 from harness.plotting.titles import colour, in_order, title
@@ -58,10 +58,9 @@ def draw_clock(data: pd.DataFrame) -> Grid:
     grid = Grid(both, columns="side", height=2.6)
     ((scatter, strip),) = grid.axes
     names, shown = systems(data), in_order("model", data["model"])
-    for row, system in enumerate(names):
-        mine = data[data["system"] == system]
+    for row, (system, mine) in enumerate(each(data, "system")):
         for model, marker in zip(shown, MARKERS, strict=False):
-            part, shade = mine[mine["model"] == model], colour(system)
+            part, shade = rows_of(mine, model=model), colour(system)
             scatter.scatter(part["measured_tpot_ms"], part["charged_tpot_ms"], s=11, color=shade, lw=0, marker=marker)
             strip.scatter(part["ratio"], [row] * len(part), s=11, color=shade, lw=0, marker=marker)
         mark(strip, row, mine["ratio"].median(), half=0.3, upright=True)
@@ -93,11 +92,10 @@ def _draw_diagonal(panel: Axes, times: pd.Series) -> None:
 def clock_table(frames: Frames) -> Table:
     frame = clock_data(frames)
     rows = []
-    for model in in_order("model", frame["model"]):
-        of_model = frame[frame["model"] == model]
-        for system in [*systems(of_model), "all"]:
+    for model, of_model in each(frame, "model"):
+        for system, runs in [*each(of_model, "system"), ("all", of_model)]:
             for tier in ("high", "low"):
-                mine = of_model[(of_model["budget"] == tier) & ((of_model["system"] == system) | (system == "all"))]
+                mine = rows_of(runs, budget=tier)
                 if len(mine):
                     rows.append(
                         {

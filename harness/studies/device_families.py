@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from harness.plotting.charts import Grid, note, plain_log
-from harness.plotting.frames import Frames, demand_lossless, models
+from harness.plotting.frames import Frames, demand_lossless, each, models, rows_of
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
 from harness.studies.device_systems import OURS
@@ -60,8 +60,7 @@ def medians(frames: Frames, model: str) -> pd.Series:
 
 def _of_system(frame: pd.DataFrame, model: str, name: str) -> pd.DataFrame:
     """The runs of `lru`, or of ours `fused` or `unfused`."""
-    mine = frame[frame["charged_as"] == model]
-    return mine[(mine["system"] == ("lru" if name == "lru" else OURS)) & (mine["fused"] == (name != "unfused"))]
+    return rows_of(frame, charged_as=model, system="lru" if name == "lru" else OURS, fused=name != "unfused")
 
 
 def families_data(frames: Frames) -> pd.DataFrame:
@@ -87,8 +86,7 @@ def families_footer(frames: Frames) -> list[str]:
     frame = frames["families"]
     sources = [
         f"{title('model', model)}: {of['gpu'].iloc[0]}; {_slots(frame, model)}; commit {of['commit'].iloc[0][:7]}."
-        for model in models(frame)
-        for of in [frame[frame["charged_as"] == model]]
+        for model, of in each(frame, "charged_as")
     ]
     return [
         "Device clock; medians of 5; inflated stand-ins; greedy, all tokens equal resident plain decoding's. Unfused: "
@@ -107,7 +105,7 @@ def draw_families(data: pd.DataFrame) -> Grid:
     for panel, part in grid:
         bars = PANELS[part["panel"].iloc[0]]
         for index, (bar, (colour, _)) in enumerate(bars.items()):
-            values = part[part["bar"] == bar].set_index("model")["value"][shown]
+            values = rows_of(part, bar=bar).set_index("model")["value"][shown]
             x = np.arange(len(shown)) + (index - 1) * 0.27
             panel.bar(x, values, 0.25, color=colour, label=bar)
             for at, value in zip(x, values, strict=True):

@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, mark, note
-from harness.plotting.frames import Frames, demand_lossless, systems
+from harness.plotting.frames import Frames, demand_lossless, each, rows_of
 from harness.plotting.tables import Table
 from harness.plotting.titles import colour, short_title, title
 from harness.studies.registry import figure, table
@@ -36,11 +36,10 @@ def rounds_data(frames: Frames) -> pd.DataFrame:
     rows = []
     for tier in TIERS:
         for sampling in SAMPLINGS:
-            here = (frame["budget"] == tier) & (frame["sampling"] == sampling)
-            resident = (frame["system"] == "resident") & (frame["sampling"] == sampling)
-            part = frame[here | resident | (frame["system"] == "on_demand")]
-            for system in (name for name in SHOWN if name in set(part["system"])):
-                mine = part[part["system"] == system]
+            everywhere = {"resident": {"sampling": sampling}, "on_demand": {}}
+            for system in (name for name in SHOWN if name in set(frame["system"])):
+                where = everywhere.get(system, {"budget": tier, "sampling": sampling})
+                mine = rows_of(frame, system=system, **where)
                 times, floors = mine["tpot_ms"], mine["floor_trace_ms"]
                 rows.append(
                     {
@@ -84,10 +83,9 @@ def rivals_table(frames: Frames) -> Table:
     frame = demand_lossless(frames["rivals"], "rivals")
     rows = []
     for tier in TIERS:
-        at = frame[frame["budget"] == tier]
-        ours = at[at["system"] == OURS].set_index(["dataset", "input"])["tpot_ms"]
-        for system in systems(at):
-            mine = at[at["system"] == system].set_index(["dataset", "input"])
+        at = rows_of(frame.set_index(["dataset", "input"]), budget=tier)
+        ours = rows_of(at, system=OURS)["tpot_ms"]
+        for system, mine in each(at, "system"):
             rows.append(
                 {
                     "budget": tier,

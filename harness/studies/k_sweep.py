@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, log2_axis
-from harness.plotting.frames import Frames, panel_title, tiers
+from harness.plotting.frames import Frames, cells, panel_title, rows_of
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import colour, title
 from harness.studies import published
@@ -22,22 +22,19 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
     The series are systems, `FLOORS`, and `published` (the paper's K, without a time); LRU has no k.
     """
     frame = frames["k_sweep"]
-    samplings, budgets = tiers(frame)
     given = published.DEPTH[frame["charged_as"].iloc[0]]
     blocks: list[pd.DataFrame] = []
-    for sampling in samplings:
-        for budget in budgets:
-            part = frame[(frame["sampling"] == sampling) & (frame["budget"] == budget)]
-            ours = part[part["system"] == "specter"].groupby(["k", "dataset"]).mean(numeric_only=True).groupby("k")
-            found = [ours["tpot_ms"].agg(tpot_ms="mean", least="min", greatest="max").assign(series="specter")]
-            found += [ours[f"{name}_ms"].mean().to_frame("tpot_ms").assign(series=name) for name in FLOORS]
-            for name in OTHERS:
-                by_k = part[part["system"] == name].groupby("k")["tpot_ms"].mean()
-                found.append(by_k.to_frame("tpot_ms").assign(series=name))
-            flat = [{"tpot_ms": part.loc[part["system"] == "lru", "tpot_ms"].mean(), "series": "lru"},
-                    {"k": given, "series": "published"}]  # fmt: skip
-            block = pd.concat([*(one.reset_index() for one in found), pd.DataFrame(flat)], ignore_index=True)
-            blocks.append(block.assign(sampling=sampling, budget=budget, panel=panel_title(frame, budget, sampling)))
+    for budget, sampling, part in cells(frame):
+        ours = rows_of(part, system="specter").groupby(["k", "dataset"]).mean(numeric_only=True).groupby("k")
+        found = [ours["tpot_ms"].agg(tpot_ms="mean", least="min", greatest="max").assign(series="specter")]
+        found += [ours[f"{name}_ms"].mean().to_frame("tpot_ms").assign(series=name) for name in FLOORS]
+        for name in OTHERS:
+            by_k = rows_of(part, system=name).groupby("k")["tpot_ms"].mean()
+            found.append(by_k.to_frame("tpot_ms").assign(series=name))
+        lru = rows_of(part, system="lru")["tpot_ms"].mean()
+        flat = pd.DataFrame([{"tpot_ms": lru, "series": "lru"}, {"k": given, "series": "published"}])
+        block = pd.concat([*(one.reset_index() for one in found), flat], ignore_index=True)
+        blocks.append(block.assign(sampling=sampling, budget=budget, panel=panel_title(frame, budget, sampling)))
     return pd.concat(blocks, ignore_index=True)
 
 
@@ -74,7 +71,7 @@ def k_sweep_table(frames: Frames) -> Table:
     mine = frame[frame["speculative"] & frame["fits_budget"]]
     keys = ["system", "budget", "sampling", "k"]
     means = mine.groupby([*keys, "dataset"]).mean(numeric_only=True).groupby(keys).mean().reset_index()
-    lru = frame[frame["system"] == "lru"].groupby(["budget", "sampling"])["tpot_ms"].mean()
+    lru = rows_of(frame, system="lru").groupby(["budget", "sampling"])["tpot_ms"].mean()
     rows = pd.DataFrame(
         {
             "system": [title("system", name) for name in means["system"]],

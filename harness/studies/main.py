@@ -14,10 +14,11 @@ from harness.plotting.frames import (
     cells,
     dataset_title,
     depths,
+    each,
     half_width,
     macro_by,
-    models,
     panel_title,
+    rows_of,
     sampling_title,
     spread_budgets,
     systems,
@@ -44,18 +45,14 @@ def by_dataset(rows: pd.DataFrame, value: pd.Series) -> pd.DataFrame:
 def tpot_data(frames: Frames) -> pd.DataFrame:
     """[sampling, budget, panel, system, dataset, tpot_ms, least, greatest, floor_trace_ms (of `FLOORS_SHOWN`)]."""
     frame = spread_budgets(frames["main"])
-    samplings, budgets = tiers(frame)
     blocks = []
-    for sampling in samplings:
-        for budget in budgets:
-            part = frame[(frame["sampling"] == sampling) & (frame["budget"] == budget)]
-            for system in systems(part):
-                mine = part[part["system"] == system]
-                block = by_dataset(mine, mine["tpot_ms"]).rename(columns={"value": "tpot_ms"})
-                floors = by_dataset(mine, mine["floor_trace_ms"])["value"]
-                block["floor_trace_ms"] = floors if system in FLOORS_SHOWN else np.nan
-                named = {"sampling": sampling, "budget": budget, "panel": panel_title(frame, budget, sampling)}
-                blocks.append(block.assign(**named, system=system))
+    for budget, sampling, part in cells(frame):
+        named = {"sampling": sampling, "budget": budget, "panel": panel_title(frame, budget, sampling)}
+        for system, mine in each(part, "system"):
+            block = by_dataset(mine, mine["tpot_ms"]).rename(columns={"value": "tpot_ms"})
+            floors = by_dataset(mine, mine["floor_trace_ms"])["value"]
+            block["floor_trace_ms"] = floors if system in FLOORS_SHOWN else np.nan
+            blocks.append(block.assign(**named, system=system))
     data = pd.concat(blocks, ignore_index=True)
     return data.assign(dataset=data["dataset"].map(dataset_title))
 
@@ -86,8 +83,7 @@ def models_data(frames: Frames) -> pd.DataFrame:
     frame = spread_budgets(frames["main"])
     rows = []
     for sampling in tiers(frame)[0]:
-        for model in models(frame):
-            part = frame[(frame["sampling"] == sampling) & (frame["charged_as"] == model)]
+        for model, part in each(rows_of(frame, sampling=sampling), "charged_as"):
             times = macro_by(part, ["budget", "system"], "tpot_ms")
             k = part.loc[part["speculative"], "k"].max()
             panel = f"{title('model', model)}, K = {k},\n{sampling_title(frame, sampling)}"
@@ -159,9 +155,7 @@ def draw_speedup(data: pd.DataFrame) -> Grid:
 
 def _accepting(frame: pd.DataFrame) -> pd.DataFrame:
     """The speculative runs at one budget, which changes no token."""
-    budget = str(frame["budget"].iloc[0])
-    rows: pd.DataFrame = frame[frame["speculative"] & (frame["budget"] == budget)]
-    return rows
+    return rows_of(frame[frame["speculative"]], budget=frame["budget"].iloc[0])
 
 
 def acceptance_data(frames: Frames) -> pd.DataFrame:
@@ -169,13 +163,13 @@ def acceptance_data(frames: Frames) -> pd.DataFrame:
     frame = _accepting(frames["main"])
     rows: list[dict[str, object]] = []
     for sampling in sorted(frame["sampling"].unique()):
-        by = frame[frame["sampling"] == sampling].groupby("dataset")["acceptance"].agg(["mean", "min", "max"]) * 100
+        by = rows_of(frame, sampling=sampling).groupby("dataset")["acceptance"].agg(["mean", "min", "max"]) * 100
         rows += [
             {"series": sampling, "label": sampling, "dataset": dataset_title(name), "value": by["mean"][name],
              "least": by["min"][name], "greatest": by["max"][name]}
             for name in in_order("dataset", frame["dataset"])
         ]  # fmt: skip
-    forced = frames["probe"].query("quantity == 'acceptance' and mode == 'teacher-forced'")["value"] * 100
+    forced = rows_of(frames["probe"], quantity="acceptance", mode="teacher-forced")["value"] * 100
     if len(forced):
         label = f"teacher-forced, held-out text ({forced.mean():.1f})"
         rows.append({"series": "teacher-forced", "label": label, "value": forced.mean()})
@@ -228,7 +222,7 @@ def main_table(frames: Frames) -> Table:
         block = times[names].rename(columns=lambda name: f"{short_title(name)} (ms)")
         for baseline in (name for name in BASELINES if name in names):
             block[f"× {title('system', baseline)}"] = times[baseline] / times["specter"]
-        mine = part[part["system"] == "specter"].groupby("dataset").mean(numeric_only=True)
+        mine = rows_of(part, system="specter").groupby("dataset").mean(numeric_only=True)
         block["acceptance (%)"] = mine["acceptance"] * 100
         block["accepted per round"] = mine["mean_accepted_len"]
         block["hits (%)"] = mine["hit_rate"] * 100
@@ -251,10 +245,10 @@ def main_table(frames: Frames) -> Table:
 def models_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
     rows = []
-    for model in models(frame):
-        for budget, sampling, part in cells(frame[frame["charged_as"] == model]):
+    for model, of_model in each(frame, "charged_as"):
+        for budget, sampling, part in cells(of_model):
             times = macro_by(part, ["system"], "tpot_ms")
-            ours = part[part["system"] == "specter"]
+            ours = rows_of(part, system="specter")
             mean = ours.groupby("dataset").mean(numeric_only=True).mean()
             rows.append(
                 {
@@ -286,8 +280,7 @@ def systems_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
     rows = []
     for budget, sampling, part in cells(frame):
-        for system in systems(part):
-            mine = part[part["system"] == system]
+        for system, mine in each(part, "system"):
             mean = mine.groupby("dataset").mean(numeric_only=True).mean()
             needed = mean["num_hits"] + mean["num_late_hits"] + mean["num_misses"]
             rows.append(

@@ -9,9 +9,9 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid
-from harness.plotting.frames import Frames, models
+from harness.plotting.frames import Frames, each, rows_of
 from harness.plotting.tables import Table
-from harness.plotting.titles import in_order, title
+from harness.plotting.titles import title
 from harness.studies import published
 from harness.studies.probe import CHECKPOINT, STANDINS_ONLY
 from harness.studies.registry import figure, table
@@ -38,11 +38,11 @@ FOOTER = (
 def _curve(mine: pd.DataFrame, axis: str) -> pd.DataFrame:
     """[x, value] along one of `AXES`, of one model and method."""
     if axis == "layer":
-        layers = mine[mine["quantity"] == "set_match"].groupby("layer")["value"].mean()
+        layers = rows_of(mine, quantity="set_match").groupby("layer")["value"].mean()
         return pd.DataFrame({"x": layers.index, "value": layers.to_numpy()})
     if axis == "margin":
-        return mine.loc[mine["quantity"] == "margin", ["margin", "value"]].rename(columns={"margin": "x"})
-    steps = mine[mine["quantity"] == "position"]
+        return rows_of(mine, quantity="margin")[["margin", "value"]].rename(columns={"margin": "x"})
+    steps = rows_of(mine, quantity="position")
     together = steps.groupby(steps["position"] // TOGETHER * TOGETHER + TOGETHER / 2)[["value", "num"]]
     weighted = together.apply(lambda part: np.average(part["value"], weights=part["num"]))
     return pd.DataFrame({"x": weighted.index, "value": weighted.to_numpy()})
@@ -52,11 +52,10 @@ def methods_data(frames: Frames) -> pd.DataFrame:
     """[model, axis, method, x, value]: experts chosen alike, in per cent, along each of `AXES`."""
     frame = frames["fidelity"]
     blocks = []
-    for model in models(frame):
-        of_model = frame[frame["charged_as"] == model]
+    for model, of_model in each(frame, "charged_as"):
         for axis in AXES:
-            for method in in_order("method", of_model["method"]):
-                curve = _curve(of_model[of_model["method"] == method], axis)
+            for method, mine in each(of_model, "method"):
+                curve = _curve(mine, axis)
                 blocks.append(curve.assign(value=curve["value"] * 100, model=model, axis=axis, method=method))
     return pd.concat(blocks, ignore_index=True)
 
@@ -91,12 +90,10 @@ def _label(axes: list[list[Axes]], names: list[str]) -> None:
 def methods_table(frames: Frames) -> Table:
     frame = frames["fidelity"]
     rows = []
-    for model in models(frame):
-        of_model = frame[frame["charged_as"] == model]
-        for method in in_order("method", of_model["method"]):
-            mine = of_model[of_model["method"] == method]
+    for model, of_model in each(frame, "charged_as"):
+        for method, mine in each(of_model, "method"):
             means = mine.groupby("quantity")["value"].mean() * 100
-            matches = mine[mine["quantity"] == "set_match"]
+            matches = rows_of(mine, quantity="set_match")
             rows.append(
                 {
                     "model": title("model", model),

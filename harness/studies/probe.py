@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import MODES, NARROW, PAPER, WIDE, Grid, log2_axis
-from harness.plotting.frames import Frames, models
+from harness.plotting.frames import Frames, each, models, rows_of
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
 from harness.studies import published
@@ -30,12 +30,9 @@ UNION_KS = (1, 2, 4, 8, 16, 32)
 
 def parts(probe: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """(model, kind of text, rows) of everything that was probed."""
-    for model in models(probe):
-        of_model = probe[probe["charged_as"] == model]
-        for mode in MODES:
-            mine = of_model[of_model["mode"] == mode]
-            if len(mine):
-                yield model, mode, mine
+    for model, of_model in each(probe, "charged_as"):
+        for mode in (mode for mode in MODES if mode in set(of_model["mode"])):
+            yield model, mode, rows_of(of_model, mode=mode)
 
 
 def model_grid(data: pd.DataFrame, *, height: float, sharey: bool = False) -> Grid:
@@ -49,7 +46,7 @@ def probe_footer(what: str, quantity: str = "") -> Any:
 
     def footer(frames: Frames) -> list[str]:
         probe = frames["probe"]
-        rows = probe[probe["quantity"] == quantity] if quantity else probe
+        rows = rows_of(probe, quantity=quantity) if quantity else probe
         return [f"{what}. {notes.probe_line(rows)}."]
 
     return footer
@@ -57,7 +54,7 @@ def probe_footer(what: str, quantity: str = "") -> Any:
 
 def fidelity_data(frames: Frames) -> pd.DataFrame:
     """[model, panel, mode, layer (none: the paper's mean), value]: experts chosen alike, in per cent."""
-    probe = frames["probe"].query("quantity == 'fidelity'")
+    probe = rows_of(frames["probe"], quantity="fidelity")
     blocks = []
     for model, mode, mine in parts(probe):
         layers = mine.groupby("layer")["value"].mean() * 100
@@ -96,7 +93,7 @@ def draw_fidelity(data: pd.DataFrame) -> Grid:
 
 def union_data(frames: Frames) -> pd.DataFrame:
     """[model, panel, mode, k, value, growth]: distinct experts per layer; growth: from K = 1 to 16."""
-    probe = frames["probe"].query("quantity == 'union'")
+    probe = rows_of(frames["probe"], quantity="union")
     blocks = []
     for model, mode, mine in parts(probe):
         by_k = mine.groupby("k")["value"].mean()
@@ -136,13 +133,13 @@ def draw_union(data: pd.DataFrame) -> Grid:
 
 def run_lengths(probe: pd.DataFrame) -> pd.Series:
     """How often each length of an accepted run was met, by length, of one model and mode."""
-    counts: pd.Series = probe[probe["quantity"] == "run"].groupby("k")["value"].sum()
+    counts: pd.Series = rows_of(probe, quantity="run").groupby("k")["value"].sum()
     return counts
 
 
 def pooled_acceptance(probe: pd.DataFrame) -> float:
     """Accepted over examined drafts of one model and mode, all texts together."""
-    rows = probe[probe["quantity"] == "acceptance"]
+    rows = rows_of(probe, quantity="acceptance")
     return float((rows["value"] * rows["num"]).sum() / rows["num"].sum())
 
 
@@ -193,9 +190,9 @@ def draw_runs(data: pd.DataFrame) -> Grid:
 def fidelity_table(frames: Frames) -> Table:
     probe = frames["probe"]
     rows: list[dict[str, Any]] = []
-    for model in models(probe):
-        for _, mode, mine in parts(probe[probe["charged_as"] == model]):
-            layers = mine[mine["quantity"] == "fidelity"].groupby("layer")["value"].mean() * 100
+    for model, of_model in each(probe, "charged_as"):
+        for _, mode, mine in parts(of_model):
+            layers = rows_of(mine, quantity="fidelity").groupby("layer")["value"].mean() * 100
             means = mine.groupby("quantity")["value"].mean()
             rows.append(
                 {
@@ -224,10 +221,10 @@ def fidelity_table(frames: Frames) -> Table:
 
 @table("union", "probe")
 def union_table(frames: Frames) -> Table:
-    probe = frames["probe"].query("quantity == 'union'")
+    probe = rows_of(frames["probe"], quantity="union")
     blocks = []
-    for model in models(probe):
-        by_k = probe[probe["charged_as"] == model].groupby(["k", "mode"])["value"].mean().unstack()
+    for model, of_model in each(probe, "charged_as"):
+        by_k = of_model.groupby(["k", "mode"])["value"].mean().unstack()
         by_k = by_k[[mode for mode in MODES if mode in by_k]]
         growth = (by_k / by_k.loc[1]).add_suffix(" ×")
         block = pd.concat([by_k, growth], axis=1)

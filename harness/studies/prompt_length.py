@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid
-from harness.plotting.frames import Frames, macro, spread_budgets, systems, tiers
+from harness.plotting.frames import Frames, each, macro, rows_of, spread_budgets, tiers
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import styles, title
 from harness.studies.registry import figure, table
@@ -27,10 +27,9 @@ def prompt_length_data(frames: Frames) -> pd.DataFrame:
     blocks = []
     for budget in tiers(frame)[1]:
         for column, heading in QUANTITIES.items():
-            part = frame[frame["budget"] == budget]
-            for system in systems(part):
-                mine = part[part["system"] == system].groupby("prompt_tokens")[["num_prompt_tokens", column]].mean()
-                block = mine.rename(columns={column: "value"}).sort_values("num_prompt_tokens")
+            for system, mine in each(rows_of(frame, budget=budget), "system"):
+                means = mine.groupby("prompt_tokens")[["num_prompt_tokens", column]].mean()
+                block = means.rename(columns={column: "value"}).sort_values("num_prompt_tokens")
                 named = {"budget": budget, "quantity": column, "panel": f"{heading}, {budget}", "system": system}
                 blocks.append(block.assign(**named))
     return pd.concat(blocks, ignore_index=True)
@@ -60,10 +59,8 @@ def prompt_length_table(frames: Frames) -> Table:
     rows = []
     for budget in tiers(frame)[1]:
         for length in sorted(frame["prompt_tokens"].unique(), key=lambda tokens: tokens or float("inf")):
-            for system in systems(frame):
-                mine = frame[(frame["budget"] == budget) & (frame["prompt_tokens"] == length)]
-                mine = mine[mine["system"] == system]
-                shown = f"first {length}" if length else "whole"
+            shown = f"first {length}" if length else "whole"
+            for system, mine in each(rows_of(frame, budget=budget, prompt_tokens=length), "system"):
                 named = {"budget": budget, "prompt": shown, "system": title("system", system)}
                 rows.append(named | {heading: macro(mine, column) for column, heading in COLUMNS.items()})
     return run_table("Prompt length", pd.DataFrame(rows), 3, "Macro average over data sets.", frame)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, grouped_bars
-from harness.plotting.frames import Frames, budget_title, macro, macro_by, systems, tiers
+from harness.plotting.frames import Frames, budget_title, macro, macro_by, rows_of, systems, tiers
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import in_order, styles, title
 from harness.studies.registry import figure, table
@@ -56,17 +56,13 @@ def _cells(frame: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
                 yield budget, policy, system
 
 
-def _rows_of(frame: pd.DataFrame, budget: str, policy: str) -> pd.DataFrame:
-    return frame[(frame["budget"] == budget) & (frame["policy"] == policy)]
-
-
 @table("rivals", "rivals", model_by_model=True)
 def rivals_table(frames: Frames) -> Table:
     frame = frames["rivals"]
     rows: list[dict[str, object]] = []
     for budget, policy, system in _cells(frame):
-        cell = _rows_of(frame, budget, policy)
-        mine = cell[cell["system"] == system]
+        cell = rows_of(frame, budget=budget, policy=policy)
+        mine = rows_of(cell, system=system)
         named: dict[str, object] = {
             "budget": budget,
             "policy": title("policy", policy),
@@ -91,7 +87,7 @@ def rivals_table(frames: Frames) -> Table:
                 "acceptance (%)": macro(mine, "acceptance") * 100,
             }
             | {
-                f"× {title('system', ours)}": tpot / macro(cell[cell["system"] == ours], "tpot_ms")
+                f"× {title('system', ours)}": tpot / macro(rows_of(cell, system=ours), "tpot_ms")
                 for ours in systems(cell)
                 if ours.startswith("specter")
             }
@@ -108,8 +104,7 @@ def memory_table(frames: Frames) -> Table:
     frame = frames["rivals"]
     rows = []
     for budget, policy, system in _cells(frame):
-        cell = _rows_of(frame, budget, policy)
-        one = cell[cell["system"] == system].iloc[0]
+        one = rows_of(frame, budget=budget, policy=policy, system=system).iloc[0]
         rows.append(
             {
                 "budget": budget,

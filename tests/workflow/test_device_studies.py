@@ -202,6 +202,9 @@ def test_families_are_shown_in_the_order_of_models() -> None:
     assert table.loc["store (GB/s)", "Phi-3.5-MoE"] == kernels["store_load_gb_per_s"]
     accepted = fmean(values(frame, "acceptance", model=model, system=OURS, fused=True))
     assert table.loc["acceptance (%)", "Phi-3.5-MoE"] == pytest.approx(accepted * 100)
+    floor = fmean(values(frame, "over_floor_trace", model=model, system=OURS, fused=True))
+    assert table.loc["× floor_trace, fused", "Phi-3.5-MoE"] == pytest.approx(floor)
+    assert table.loc["peak device (GB)", "Phi-3.5-MoE"] == kernels["peak_device_gb"]
     frame["agrees_with_plain"] = frame["system"] != OURS
     with pytest.raises(SpecterError, match="families: the tokens of specter_deadline were not shown"):
         FIGURES["device.families"].make(frames)
@@ -228,6 +231,9 @@ def test_the_clock_is_charged_over_measured() -> None:
 def test_the_committed_records_fill_every_figure_and_table() -> None:
     assert catalogue.device_figures(RECORDS) == catalogue.device_figures()
     assert catalogue.device_tables(RECORDS) == catalogue.device_tables()
+    for name, keys in {"choices": 1, "rivals": 3, "families": 1, "clock": 3}.items():
+        study = TABLES[f"device.{name}"]
+        assert study.build(read(catalogue.records(RECORDS, study))).keys == keys
     choices = TABLES["device.choices"]
     frame = choices.build(read(catalogue.records(RECORDS, choices))).frame.set_index("switched")
     assert frame.T["no CUDA graphs"].tolist() == pytest.approx([2.59137, 1.48803], rel=1e-5)

@@ -165,7 +165,10 @@ def test_acceptance_is_in_per_cent_beside_the_papers() -> None:
     assert row["value"] == pytest.approx(fmean(accepted) * 100)
     assert (row["least"], row["greatest"]) == pytest.approx((min(accepted) * 100, max(accepted) * 100))
     forced = values(frames["probe"], "value", quantity="acceptance", mode="teacher-forced")
-    assert one(data, series="teacher-forced")["value"] == pytest.approx(fmean(forced) * 100)
+    line = one(data, series="teacher-forced")
+    assert line["value"] == pytest.approx(fmean(forced) * 100) and f"({fmean(forced) * 100:.1f})" in line["label"]
+    assert "(96.6)" in one(data, series="paper, mean")["label"]
+    assert "up to (99)" in one(data, series="paper, most")["label"]
     assert one(data, series="paper, mean")["value"] == pytest.approx(96.63)
     assert one(data, series="paper, most")["value"] == 99
 
@@ -285,6 +288,7 @@ def test_unions_grow_from_one_token() -> None:
     assert (row["seeded"], row["seeded ×"]) == pytest.approx((mean[2], mean[2] / mean[1]))
     row = one(rows, K="16")
     assert (row["paper, real checkpoint"], row["paper, real checkpoint ×"]) == (31.7, 5.29)
+    assert one(rows, K="1")["paper, real checkpoint ×"] == 1
 
 
 def test_runs_are_pooled_over_texts() -> None:
@@ -305,6 +309,8 @@ def test_runs_are_pooled_over_texts() -> None:
     assert row["mean run"] == pytest.approx(sum(length * count for length, count in counts.items()) / total)
     assert (row["longest"], row["runs"]) == ("8", str(int(total)))
     assert row["K_max"] == str(seeded["deepest"].iloc[0])
+    for heading, share in (("median run", 0.5), ("9 of 10 runs up to", 0.9)):
+        assert row[heading] == str(min(k for k in counts if 1 - shares[k] + counts[k] / total >= share))
 
 
 def test_methods_are_shown_along_layers_positions_and_margins() -> None:
