@@ -57,9 +57,9 @@ def counts(record: RoundRecord) -> list[str]:
     ]
 
 
-def make_config(system: str, directory: Path | None, slots_per_layer: int = 3) -> RunConfig:
-    """`system`, K = 3, charged as `tariff.SPEC`, whose config.json is written to `directory` if there is one."""
-    settings = ["k=3", f"tile_rows={TILE_ROWS}", f"kv_capacity={KV_CAPACITY}", "budget.policy=same_experts"]
+def make_config(system: str, directory: Path | None, slots_per_layer: int = 3, k: int = 3) -> RunConfig:
+    """`system` with K = `k`, charged as `tariff.SPEC`, whose config.json is written to `directory` if given."""
+    settings = [f"k={k}", f"tile_rows={TILE_ROWS}", f"kv_capacity={KV_CAPACITY}", "budget.policy=same_experts"]
     config = compose([f"system={system}", *settings, "model.charged_as=itself"])
     config.budget.experts_per_layer = slots_per_layer
     if directory is not None:
@@ -75,9 +75,10 @@ def open_run(
     lead: int = 0,
     script: Script = BY_HAND,
     slots_per_layer: int = 3,
+    k: int = 3,
 ) -> Run:
     """A run of `system` on the logical clock; see `make_config`."""
-    config = make_config(system, directory, slots_per_layer)
+    config = make_config(system, directory, slots_per_layer, k)
     timeline = LoggedTimeline(link, lead)
     model = ScriptedModel(timeline, script)
     backend = Backend(timeline, model.move, lambda num_buffers: model.send_back)

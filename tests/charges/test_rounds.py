@@ -13,7 +13,7 @@ import pytest
 
 from specter.timeline.costs import CostModel
 from tests.charges.runs import open_run
-from tests.charges.tariff import KV_CAPACITY, PAYLOAD, SPEC, TILE_ROWS
+from tests.charges.tariff import KV_CAPACITY, PAYLOAD, SPEC, TARIFF, TILE_ROWS
 from tests.helpers import CONF
 
 ROUNDS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
@@ -42,3 +42,11 @@ def test_every_system_has_an_expectation() -> None:
 
 def test_the_payload_is_one_expert() -> None:
     assert CostModel(SPEC, TILE_ROWS, KV_CAPACITY).payload_bytes == PAYLOAD
+
+
+def test_the_cache_is_read_whole_and_the_new_rows_are_written() -> None:
+    """44 positions and four rows: 48 rows of 9 numbers of 2 bytes, 72 bytes more than with 40 positions."""
+    costs = CostModel(SPEC, TILE_ROWS, kv_capacity=44)
+    shared = TARIFF["attention, router, shared"][1]
+    assert costs.attend_and_route(1).hbm_bytes == shared + 4 * 9 * 2
+    assert costs.draft_step().hbm_bytes == TARIFF["draft step"][1] + 3 * 4 * 9 * 2

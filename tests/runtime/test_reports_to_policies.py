@@ -14,7 +14,7 @@ import pytest
 
 from specter.experts.policies.base import Plan
 from specter.models.spec import ExpertId
-from tests.charges.logged import Issued, LoggedTimeline
+from tests.charges.logged import Issued, LoggedTimeline, Script
 from tests.charges.runs import Run, open_run
 
 
@@ -338,3 +338,21 @@ def test_reports_to_an_eviction_that_keeps_nothing(tmp_path: Path) -> None:
 def test_a_system_without_planner_drafts_without_plans(tmp_path: Path) -> None:
     log = open_run("specter_no_prefetch", tmp_path).generate(prompt_len=1, num_tokens=8)
     assert not [line for line in log if line.startswith("prefetch")]
+
+
+def test_a_planner_is_asked_after_every_step_though_it_starts_late(tmp_path: Path) -> None:
+    """K = 11: the cold start lasts two steps, which are counted at its end. Other steps cost no wait."""
+    positions = range(14)
+    script = Script(
+        target=[([p % 6, (p + 1) % 6], [p % 6, (p + 2) % 6]) for p in positions],
+        draft={p: ([p % 6, (p + 1) % 6], [p % 6, (p + 2) % 6]) for p in positions},
+        predicted=[[0, 1] for _ in positions],
+    )
+    run = spied("specter", tmp_path, script=script, k=11)
+    log = run.generate(prompt_len=1, num_tokens=13)
+    asked = [line.removeprefix("planner.is_boundary") for line in log if line.startswith("planner.is_boundary")]
+    # Every layer has its three experts after two steps, so there is no second plan.
+    assert asked == [f"({n}) -> {n == 2}" for n in range(1, 12)]
+    plans = [line for line in log if line.startswith("planner.plan")]
+    assert plans[0].startswith("planner.plan(2, [012100 011110], [110000 101000])")
+    assert [line for line in log if line.startswith("wait for draft")] == ["wait for draft 2", "wait for draft 11"]
