@@ -243,8 +243,8 @@ def test_the_committed_records_fill_every_figure_and_table() -> None:
         compared = runs_of[runs_of["system"] != "resident"]
         assert compared["agrees_with_plain"].astype(bool).all() and compared["text_digest"].notna().all()
         # One text has one digest, whatever system generated it.
-        keys = ["model", "sampling", "dataset", "input", "max_new_tokens"]
-        assert runs_of.groupby(keys)["text_digest"].nunique().max() == 1
+        same_text = ["model", "sampling", "dataset", "input", "max_new_tokens"]
+        assert runs_of.groupby(same_text)["text_digest"].nunique().max() == 1
 
 
 def test_what_has_no_records_is_not_offered(tmp_path: Path) -> None:
