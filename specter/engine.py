@@ -151,6 +151,7 @@ class Engine:
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
         self.cache.queue.settle(end.num_needs)  # prefill's
         generation.prefill_bytes = end.mark.copied_bytes - begin.mark.copied_bytes
+        generation.residents = list(self.cache.residency.experts())
         context = Context([*prompt, first])
         on_commit([first])
         while (remaining := max_new_tokens - (len(context.tokens) - len(prompt))) > 0:
@@ -179,7 +180,7 @@ class Engine:
         context.tokens.extend(verdict.tokens)
         self.model.crop(context.last_position)
         self._draft_seen = min(self._draft_seen, context.last_position)
-        self._unrecorded = _Round(begin, draft_end_ns, self._window(), len(proposals), verdict)
+        self._unrecorded = _Round(begin, draft_end_ns, self._window(), draft_len=len(proposals), verdict=verdict)
         return len(verdict.tokens)
 
     def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:

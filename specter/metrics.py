@@ -9,7 +9,6 @@ import numpy as np
 
 from specter.floors import RoundAccess, floor_ideal, floor_trace
 from specter.models.base import Routing
-from specter.models.spec import ExpertId
 from specter.recording import Recording
 from specter.records import Generation, RoundRecord
 from specter.resolve import ResolvedRun
@@ -47,9 +46,7 @@ def distinct_4grams(tokens: Sequence[int]) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def summarize(
-    run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAccess] | None, residents: Sequence[ExpertId]
-) -> Metrics:
+def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAccess] | None) -> Metrics:
     """Metrics of a generation. Rates and shares are over the decoding rounds, prefill left out.
 
     tpot_ms: (last commit - first commit) / (N - 1), where prefill commits first (paper, protocol).
@@ -60,7 +57,6 @@ def summarize(
 
     Args:
         rounds: None if the routing stayed on the device; the metrics are then times alone.
-        residents: experts that are resident or loading at the first commit.
     """
     records, num_slots, costs, hardware = generation.rounds, run.num_slots, run.costs, run.config.hardware
     metrics: Metrics = {
@@ -100,7 +96,7 @@ def summarize(
     hits, late, misses = total("num_hits"), total("num_late_hits"), total("num_misses")
     num_bytes, link_busy_ms, need_ms = _link_bytes(records), total("link_busy_ms"), total("need_ms")
     ideal = floor_ideal(rounds, num_slots, costs, hardware)
-    trace = floor_trace(rounds, num_slots, costs, hardware, residents)
+    trace = floor_trace(rounds, num_slots, costs, hardware, residents=generation.residents)
     return metrics | {
         "draft_ms": sum(record.draft_end_ms - record.start_ms for record in records),
         "num_drafted": drafted,

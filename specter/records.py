@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specter.models.spec import ExpertId
 from specter.timeline.base import Clock
 
 
@@ -43,4 +44,5 @@ class Generation:
     start_ms: float = 0.0
     prefill_end_ms: float = 0.0
     prefill_bytes: int = 0
+    residents: list[ExpertId] = field(default_factory=list)  # resident or loading at the first commit
     rounds: list[RoundRecord] = field(default_factory=list)

@@ -10,7 +10,6 @@ from specter.engine import Engine
 from specter.experts.transfer import Backend
 from specter.metrics import Metrics, accesses, summarize
 from specter.models.base import Model
-from specter.models.spec import ExpertId
 from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
 from specter.resolve import ResolvedRun
@@ -59,12 +58,11 @@ def run_input(
     engine = build_engine(run, recorder, sampler, backend)
     warmup = None
     if run.config.warmup_tokens:
-        generation = engine.generate(warmup_prompt, run.config.warmup_tokens, on_commit)
-        warmup = recorder.finish(generation, {})
-    generation, residents = _generate(engine, prompt, run.config.max_new_tokens, on_commit)
+        warmup = recorder.finish(engine.generate(warmup_prompt, run.config.warmup_tokens, on_commit), {})
+    generation = engine.generate(prompt, run.config.max_new_tokens, on_commit)
     if measured is not None:
         run = replace(run, config=replace(run.config, hardware=measured(generation)))
-    result = _result(run, engine, generation, residents, recorder.finish(generation, {}), warmup)
+    result = _result(run, engine, recorder.finish(generation, {}), warmup)
     if measured is not None:
         result.metrics["plain_copy_bytes_per_s"] = run.config.hardware.link_bytes_per_s
     return result
@@ -85,8 +83,8 @@ class Replayer:
         """
         model = ReplayModel([recording, warmup], run.spec.num_dense_layers, run.spec.num_experts)
         engine = self._engine(run, model, warmup.prompt).fork(model)
-        generation, residents = _generate(engine, recording.prompt, run.config.max_new_tokens)
-        return _result(run, engine, generation, residents, recording, warmup)
+        engine.generate(recording.prompt, run.config.max_new_tokens)
+        return _result(run, engine, recording, warmup)
 
     def _engine(self, run: ResolvedRun, model: ReplayModel, prompt: list[int]) -> Engine:
         """An engine that the warm-up has left, to be copied and never run."""
@@ -99,28 +97,10 @@ class Replayer:
         return self._warm[2]
 
 
-def _generate(
-    engine: Engine, prompt: Sequence[int], max_new_tokens: int, on_commit: OnCommit = lambda tokens: None
-) -> tuple[Generation, list[ExpertId]]:
-    """Generates; also returns the experts that had slots at the first commit."""
-    residents: list[ExpertId] = []
-
-    def on_run_commit(tokens: list[int]) -> None:
-        if not residents:
-            residents.extend(engine.cache.residency.experts())
-        on_commit(tokens)
-
-    return engine.generate(prompt, max_new_tokens, on_run_commit), residents
-
-
-def _result(
-    run: ResolvedRun,
-    engine: Engine,
-    generation: Generation,
-    residents: Sequence[ExpertId],
-    recording: Recording,
-    warmup: Recording | None,
-) -> RunResult:
+def _result(run: ResolvedRun, engine: Engine, recording: Recording, warmup: Recording | None) -> RunResult:
+    """The result of the engine's last generation."""
+    generation = engine.generation
+    assert generation is not None
     rounds = accesses(generation, recording) if recording.has_routing else None
-    metrics = summarize(run, generation, rounds, residents)
-    return RunResult(generation, metrics, recording, warmup, engine.timeline.ops)
+    metrics = summarize(run, generation, rounds)
+    return RunResult(generation, metrics, recording, warmup=warmup, trace=engine.timeline.ops)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from specter.errors import SpecterError
+from specter.files import write_whole
 
 Lane = Literal["host", "compute", "link"]
 
@@ -53,8 +54,7 @@ def write_chrome_trace(path: Path, ops: Iterable[TraceOp], metadata: Mapping[str
         SpecterError: the path cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(chrome_trace(ops, metadata), separators=(",", ":")) + "\n"
-        path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+        write_whole(path, gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text)
     except OSError as error:
         raise SpecterError(f"cannot write the trace {path}: {error.strerror}", "give a writable path") from None

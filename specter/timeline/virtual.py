@@ -85,7 +85,7 @@ class VirtualTimeline:
         if self.ops is not None:
             self.ops.append(TraceOp("host", f"launch {work.name}", issued, host))
             self.ops.append(TraceOp("compute", work.name, start, end, work.hbm_bytes, work.flops, stall))
-        return run(), VirtualEvent(end, False)
+        return run(), VirtualEvent(end, is_copy=False)
 
     def copy(
         self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = ""
@@ -111,7 +111,7 @@ class VirtualTimeline:
             self.ops.append(TraceOp("host", f"launch {label or 'copy'}", issued, self._host_ns))
             self.ops.append(TraceOp("link", label or "copy", start, end, num_bytes))
         run()
-        return VirtualEvent(end, True)
+        return VirtualEvent(end, is_copy=True)
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, VirtualEvent)

@@ -55,7 +55,7 @@ def metrics(*rounds: RoundRecord) -> dict[str, Any]:
     accesses = [RoundAccess(record.draft_len, record.new_len, [[0, 1], [2], [3, 4]]) for record in rounds]
     config = replace(compose(), system=SPECTER, hardware=MACHINE)
     run = ResolvedRun(config, CostModel(TINY, tile_rows=16, kv_capacity=64), num_slots=12)
-    return summarize(run, generation(*rounds), accesses, [])
+    return summarize(run, generation(*rounds), accesses)
 
 
 def test_times_rates_and_shares() -> None:

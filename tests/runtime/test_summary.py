@@ -111,6 +111,7 @@ def test_records_of_two_rounds(tmp_path: Path) -> None:
     generation = engine.generate([0], 8)
     assert (generation.clock, generation.prompt_len, generation.prefill_bytes) == ("virtual", 1, 4 * 192)
     assert (generation.start_ms, generation.prefill_end_ms) == (0.0, 0.032116)
+    assert generation.residents == RESIDENTS
     assert [asdict(record) for record in generation.rounds[:2]] == [asdict(FIRST), asdict(SECOND)]
     third = generation.rounds[2]
     assert (third.index, third.draft_len, third.accepted_len, third.new_len) == (2, 0, 0, 1)
@@ -150,13 +151,14 @@ TRACE_MS = (DRAFTS[0] + 6 * 5000 - 3 * 5000 + ROUNDS[1]) / 6 / 1e6
 def generation(*records: RoundRecord) -> Generation:
     tokens = list(range(1 + sum(record.new_len for record in records)))
     return Generation(
-        "virtual", 1, tokens, start_ms=0.002, prefill_end_ms=0.032116, prefill_bytes=768, rounds=list(records)
-    )
+        "virtual", 1, tokens, start_ms=0.002, prefill_end_ms=0.032116, prefill_bytes=768, rounds=list(records),
+        residents=RESIDENTS,
+    )  # fmt: skip
 
 
 def summary(*records: RoundRecord) -> dict[str, Any]:
     config = replace(make_config("specter", None), hardware=BY_HAND)
-    return summarize(ResolvedRun(config, COSTS, 6), generation(*records), ACCESSES[: len(records)], RESIDENTS)
+    return summarize(ResolvedRun(config, COSTS, 6), generation(*records), ACCESSES[: len(records)])
 
 
 def close(values: dict[str, Any]) -> dict[str, Any]:

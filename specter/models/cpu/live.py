@@ -91,7 +91,7 @@ class LiveModel:
         sampler = build_sampler(run.config.sampling)
         backend = virtual_backend(run, move)
         with torch.inference_mode():
-            return run_input(run, model, sampler, prompt, warmup, backend, on_commit, predicts=True)
+            return run_input(run, model, sampler, prompt, warmup, backend=backend, on_commit=on_commit, predicts=True)
 
     def agrees_with_plain(
         self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None

@@ -104,7 +104,9 @@ class CudaModel:
             return dataclasses.replace(config.hardware, link_bytes_per_s=fastest, link_latency_ns=0)
 
         with no_gc():
-            result = run_input(run, model, TokenSampler(), prompt, warmup, backend, on_commit, measured=measured)
+            result = run_input(
+                run, model, TokenSampler(), prompt, warmup, backend=backend, on_commit=on_commit, measured=measured
+            )
         use = self.budget.use()
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.model.load.is_pinned
