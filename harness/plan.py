@@ -32,7 +32,7 @@ from specter.config import (
     SystemConfig,
     from_values,
     validate,
-)  # fmt: skip
+)
 from specter.errors import SpecterError
 from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
