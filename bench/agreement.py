@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bench.measure import share
+from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
@@ -24,7 +25,6 @@ from specter.models.cpu.decoder import Decoder
 from specter.models.cpu.live import LiveModel
 from specter.models.weights import DecoderWeights
 from specter.probes.teacher import run_pass
-from specter.quantize.int4 import Int4Experts
 
 Ints = NDArray[np.int64]
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bench.measure import Sample, device_ms, ms_at
 from bench.report import Row
+from specter.codecs.int4 import Int4Matrices
 from specter.kernels import grouped_mlp, int4_moe
 from specter.kernels.device import Stream
 from specter.kernels.octets import Octets
@@ -27,7 +28,6 @@ from specter.models.cuda.loaded_model import DTYPE, Int4Layer, LoadedModel
 from specter.models.cuda.tuning import DRAFT, TARGET
 from specter.models.routing import top_k
 from specter.models.spec import ModelSpec
-from specter.quantize.int4 import Int4Matrices
 
 PREFILL_ROWS, PREFILL_LAYERS = 16, 4
 

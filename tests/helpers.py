@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.config import SystemConfig
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
@@ -24,7 +25,6 @@ from specter.models.shards import SINGLE_FILE
 from specter.models.spec import ExpertId, ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
-from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.layer import Int4Layer
 from specter.registry import import_modules
 

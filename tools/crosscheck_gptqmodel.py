@@ -20,6 +20,7 @@ from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 
 from specter.arguments import run_command
+from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
 from specter.models.checkpoint import write_checkpoint
 from specter.models.names import on_hub
@@ -27,7 +28,6 @@ from specter.models.spec import ModelSpec, RopeSpec
 from specter.quantize import cli
 from specter.quantize.calibration import TOKENIZER
 from specter.quantize.gptq_format import PROJECTIONS, read_directory, tensor_name
-from specter.quantize.int4 import Int4Experts
 from tools.standin.checkpoint import to_hub
 from tools.standin.network import init_weights
 from tools.standin.specs import NARROW

@@ -22,13 +22,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
 from specter.kernels.device import Launch, Stream, pow2, silu, wait_previous, wait_then_release
 from specter.kernels.octets import OCTET, Octets, octet_sums, store_octets
 from specter.kernels.routing import RowRouting
 from specter.kernels.skinny import VECTOR, load_channels, load_chunk, partial_product, store_stream
 from specter.models.spec import ModelSpec
-from specter.quantize.int4 import Int4Matrices
 
 _RUN = 32  # channels in 16 bytes of codes
 

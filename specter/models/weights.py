@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Experts
 from specter.kernels import gated
 from specter.models.attention import AttentionWeights
 from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
-from specter.quantize.int4 import Int4Experts
 
 
 class TensorSource(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specter.quantize.int4 import Int4Matrices
+from specter.codecs.int4 import Int4Matrices
 from specter.quantize.rtn import fit_grid, nearest_codes
 
 DAMPING = 0.01  # of the mean diagonal, added to the diagonal

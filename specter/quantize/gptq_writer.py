@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.hub_config import config_of
@@ -20,7 +21,6 @@ from specter.quantize.gptq_format import (
     scales_name,
     tensor_name,
 )
-from specter.quantize.int4 import Int4Matrices
 from specter.quantize.layer import Int4Layer
 
 EXPERTS_ONLY = r"-:^(?!.*\.experts\.\d).*$"  # gptqmodel: nothing else is quantized

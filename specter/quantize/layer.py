@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
-from specter.quantize.int4 import Int4Matrices
 
 
 @dataclass(frozen=True, slots=True)

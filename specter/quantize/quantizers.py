@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
+from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
 from specter.quantize.awq import Awq
 from specter.quantize.block_matrices import FORMATS
 from specter.quantize.gptq import quantize_gptq
-from specter.quantize.int4 import Int4Matrices
 from specter.quantize.layer import Int4Layer, LayerExperts, LayerInputs, check_finite, collect_hessians
 from specter.quantize.rtn import quantize_rtn
 

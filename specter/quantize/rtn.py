@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
-from specter.quantize.int4 import Int4Matrices
 
 MAX_CODE = 15
 SYMMETRIC_ZERO = 8

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
@@ -19,7 +20,6 @@ from specter.models.inflation.inflated import InflatedCheckpoint, check_inflatab
 from specter.models.inflation.isometry import NeuronCopies
 from specter.models.spec import ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
-from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import TINY_PHI, TINY_QWEN, exit_status, random_tensors, run_pass
 from tools.standin import inflate

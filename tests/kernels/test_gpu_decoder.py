@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 from specter.kernels.device import Launch
@@ -29,7 +30,6 @@ from specter.models.cuda.target import Target
 from specter.models.cuda.tuning import DraftTuning, TargetTuning
 from specter.models.cuda.weights import GpuKVCache, GpuWeights
 from specter.models.spec import ExpertId, ModelSpec
-from specter.quantize.int4 import Int4Matrices
 from tests.cuda.fakes import FakeLocker
 from tests.helpers import TINY, Live, quantize, random_live, run_pass
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.config import SamplingConfig
 from specter.errors import SpecterError
 from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
@@ -23,7 +24,6 @@ from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
 from specter.models.cuda.sampling import DeviceSampling
 from specter.models.routing import top_k
-from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import quantize_rtn
 from specter.speculation.noise import gumbel
 from specter.speculation.sampling import build_sampler

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
 from specter.models.shards import SINGLE_FILE
 from specter.models.spec import ModelSpec
 from specter.models.weights import DraftExperts
 from specter.quantize.awq import Awq, channel_scales, rounding_error, search
 from specter.quantize.gptq_format import PROJECTIONS, read_directory, stack
-from specter.quantize.int4 import Int4Experts
 from specter.quantize.layer import LayerExperts, LayerInputs, output_error
 from specter.quantize.quantizers import Rtn
 from tests.helpers import write_directory

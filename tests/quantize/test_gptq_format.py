@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.errors import SpecterError
 from specter.models.names import on_hub
 from specter.models.shards import INDEX_FILE, SINGLE_FILE
@@ -27,7 +28,6 @@ from specter.quantize.gptq_format import (
     unpack,
     unpack_words,
 )
-from specter.quantize.int4 import Int4Experts, Int4Matrices
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import FAMILIES, write_directory
 

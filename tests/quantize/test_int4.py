@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
 from specter.quantize.gptq import quantize_gptq
-from specter.quantize.int4 import Int4Matrices
 from specter.quantize.rtn import fit_grid, group_of, quantize_rtn
 
 

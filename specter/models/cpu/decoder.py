@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.kernels import Product, gated_, product, tiled_product
@@ -29,7 +30,6 @@ from specter.models.rope import check_prompt
 from specter.models.routing import choose, route
 from specter.models.spec import ModelSpec
 from specter.models.weights import DecoderWeights, DraftExperts
-from specter.quantize.int4 import Int4Experts
 
 
 @dataclass(slots=True)

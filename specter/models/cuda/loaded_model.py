@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.experts.store import RawCodec
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
@@ -20,7 +21,6 @@ from specter.models.cuda.weights import GpuWeights
 from specter.models.inflation.inflated import GROUP, InflatedCheckpoint
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import check_draft_origin, read_directory
-from specter.quantize.int4 import Int4Experts, Int4Matrices
 
 DTYPE = torch.bfloat16
 Int4Layer = tuple[Int4Matrices, Int4Matrices, Int4Matrices]  # gate, up, down [E, out, in]

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.kernels import skinny
 from specter.models.cuda.draft import Draft
 from specter.models.cuda.loaded_model import Int4Layer
-from specter.quantize.int4 import Int4Matrices
 
 
 class UnfusedDraft(Draft):

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
 from specter.models.inflation.isometry import Isometry, Layout, NeuronCopies
@@ -24,7 +25,6 @@ from specter.models.inflation.plain_heads import PlainHeads
 from specter.models.names import PARTS, expected_shapes
 from specter.models.rope import softmax_scale
 from specter.models.spec import ModelSpec
-from specter.quantize.int4 import Int4Experts, Int4Matrices
 
 GROUP = 128  # input channels per INT4 group of a full-size model
 _WHOLE = (

@@ -1,0 +1,1 @@
+"""How the weights of an expert are stored."""
