@@ -6,6 +6,7 @@ which events, into which slot; or what the host waits for. Nothing else may be i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -50,3 +51,12 @@ def test_the_cache_is_read_whole_and_the_new_rows_are_written() -> None:
     shared = TARIFF["attention, router, shared"][1]
     assert costs.attend_and_route(1).hbm_bytes == shared + 4 * 9 * 2
     assert costs.draft_step().hbm_bytes == TARIFF["draft step"][1] + 3 * 4 * 9 * 2
+
+
+def test_a_draft_of_its_own_in_int4_reads_fewer_bytes_of_all_but_the_embedding() -> None:
+    """48 tokens instead of 32: 128 weights more in the head, so 2238 at 4.125 bits instead of 16."""
+    spec = replace(SPEC, vocab=48)
+    own = CostModel(spec, TILE_ROWS, KV_CAPACITY, draft_shared_bits=4.125)
+    shared = CostModel(spec, TILE_ROWS, KV_CAPACITY)
+    assert shared.draft_step().hbm_bytes == TARIFF["draft step"][1] + 2 * 128 + 2 * 16
+    assert shared.draft_step().hbm_bytes - own.draft_step().hbm_bytes == int(2238 * (16 - 4.125) / 8)

@@ -154,3 +154,15 @@ def test_where_every_slot_is_promised_the_copy_under_way_is_waited_for() -> None
     bench.verify(0, [0])
     assert bench.timeline.is_done(copies[1])
     assert bench.residency.state(ExpertId(1, 6)) is State.ABSENT
+
+
+def test_why_an_expert_cannot_be_evicted_is_told() -> None:
+    bench = Bench(4)
+    bench.cache.place([ExpertId(0, 3)])
+    with pytest.raises(ValueError, match="absent and cannot be evicted"):
+        bench.residency.evict(ExpertId(0, 4))
+    slot = bench.residency.find(ExpertId(0, 3))
+    assert slot is not None
+    bench.residency.pin(slot)
+    with pytest.raises(ValueError, match="pinned and cannot be evicted"):
+        bench.residency.evict(ExpertId(0, 3))

@@ -85,3 +85,13 @@ def test_a_starting_state_is_reported_as_loaded_and_used(system: str, tmp_path: 
         "eviction.loaded(L0E0)",
         "eviction.used(L0E0)",
     ]
+
+
+def test_an_expert_that_is_displaced_before_its_use_leaves_its_staging_slot() -> None:
+    eviction = RetainEviction(Pool([4], num_experts=8, payload_bytes=1, num_staging=1))
+    eviction.loaded(B)
+    eviction.used(B)
+    eviction.loaded(A)
+    assert eviction.victim(0, anything, is_urgent=False) is None, "A is staged"
+    eviction.forget(A)
+    assert eviction.victim(0, anything, is_urgent=False) == B

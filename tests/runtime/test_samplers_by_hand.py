@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specter.config import SamplingConfig
 from specter.speculation import sampling
-from specter.speculation.accept import Proposal, Verdict
+from specter.speculation.accept import Proposal, TokenSampler, Verdict
 from specter.speculation.noise import gumbel, uniforms
 from specter.speculation.sampling import GreedySampler, RejectionSampler, SeededSampler, build_sampler
 
@@ -191,3 +191,13 @@ def test_top_p_leaves_no_token_behind_that_share(top_p: float, num_kept: int) ->
     """Four tokens of one quarter each: sums are exact."""
     mask = sampling._kept(torch.zeros(4, dtype=torch.float64), SamplingConfig("seeded", top_p=top_p))
     assert mask is not None and mask.tolist() == [index < num_kept for index in range(4)]
+
+
+def test_each_output_is_read_at_its_own_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two drafts from position 10, and the bonus token behind them."""
+    sampler, positions = TokenSampler(), []
+    monkeypatch.setattr(sampler, "select", lambda output, position: positions.append(position) or output)
+    assert sampler.verify([Proposal(4), Proposal(5)], [4, 5, 6], position=10) == Verdict(2, [4, 5, 6])
+    assert positions == [10, 11, 12]
+    assert sampler.verify([Proposal(4), Proposal(5)], [4, 7, 6], position=20) == Verdict(1, [4, 7])
+    assert positions[3:] == [20, 21]

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from specter.build import build_engine
+from specter.errors import SpecterError
 from specter.experts.transfer import Backend
-from specter.floors import Floor, RoundAccess, floor_ideal, floor_trace
+from specter.floors import Floor, RoundAccess, floor_ideal, floor_trace, min_loads
 from specter.metrics import summarize
 from specter.models.spec import ExpertId
 from specter.records import Generation, RoundRecord
@@ -127,6 +128,8 @@ def test_times_of_a_later_generation_count_from_the_same_origin(tmp_path: Path) 
     assert (second.start_ms, second.prefill_bytes) == (0.032116, 0)
     hits_ns = 2972 + 2 * (3196 + 448 + 704) + 832  # both experts of a layer in one wave
     assert second.prefill_end_ms == (32116 + hits_ns) / 1e6
+    third = engine.generate(range(5), 1)  # L0 lacks 2, 3 and 5, L1 lacks 2, 3 and 4
+    assert third.prefill_bytes == 6 * 192
 
 
 # -- metrics ----------------------------------------------------------------------------------
@@ -284,3 +287,15 @@ def test_a_floor_of_more_rows_than_a_tile_charges_every_tile() -> None:
     two_tiles += 832 + 2 * 4 * 40
     floor = floor_ideal([access], 12, COSTS, BY_HAND)
     assert floor.tpot_ms == pytest.approx((4 * 7916 + two_tiles + 2 * 192) / 1e6)
+
+
+def test_the_fewest_loads_keep_what_is_used_soonest_whatever_its_number() -> None:
+    """Of residents 0, 1 and 2 with three slots, a visit of 3, needed again, costs the one that is used last."""
+    assert min_loads([[3], [0], [3], [1], [2]], 3, residents=[0, 1, 2]) == [1, 0, 0, 0, 1]
+    assert min_loads([[3], [2], [3], [1], [0]], 3, residents=[0, 1, 2]) == [1, 0, 0, 0, 1]
+    assert min_loads([[3], [1], [3], [2], [0]], 3, residents=[0, 1, 2]) == [1, 0, 0, 0, 1]
+
+
+def test_a_floor_of_a_round_with_too_many_layers_is_refused() -> None:
+    with pytest.raises(SpecterError, match="round 0 lists 3 layers, by-hand has 2"):
+        floor_ideal([RoundAccess(0, 1, [[0], [0], [0]])], 12, COSTS, BY_HAND)

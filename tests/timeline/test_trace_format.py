@@ -42,12 +42,13 @@ def test_every_event_of_a_trace() -> None:
 
 
 def test_a_trace_is_one_line_of_json_and_compressed_by_name(tmp_path: Path) -> None:
+    directory = tmp_path / "made" / "for it"
     for name in ("trace.json", "trace.json.gz"):
-        write_chrome_trace(tmp_path / name, OPS, {})
-    text = (tmp_path / "trace.json").read_text()
+        write_chrome_trace(directory / name, OPS, {})
+    text = (directory / "trace.json").read_text()
     assert text.count("\n") == 1 and text.endswith("}\n") and ", " not in text
     assert json.loads(text)["traceEvents"] == EVENTS
-    packed = (tmp_path / "trace.json.gz").read_bytes()
+    packed = (directory / "trace.json.gz").read_bytes()
     assert gzip.decompress(packed).decode() == text
     assert packed[4:8] == bytes(4), "no time of writing: the same run gives the same bytes"
 
