@@ -186,7 +186,7 @@ def plain_log(axis: Axis, *, subs: Sequence[float] | None = None) -> None:
 
 
 def footer(figure: Figure, lines: Sequence[str]) -> None:
-    """Writes the lines that say where the numbers come from at the bottom, and makes room for them."""
+    """Writes lines of provenance at the bottom, and makes room for them."""
     width, height = figure.get_size_inches()
     characters = int(width * 72 / (FOOTER_POINTS * 0.52))
     wrapped = [part for line in lines for part in textwrap.wrap(line, characters)]

@@ -23,7 +23,7 @@ def read(paths: Sequence[Path]) -> Frames:
     """Tables by source, which is the file's name up to the first dot.
 
     Raises:
-        SpecterError: a file cannot be read as what its suffix says.
+        SpecterError: a file cannot be read in the format of its suffix.
     """
     return {path.name.partition(".")[0]: _read(path) for path in paths}
 

@@ -26,10 +26,9 @@ CHOICES = {
     (OURS, "overlap"): "no overlap of copies and compute",
 }
 SWITCHED = (
-    "Greedy, K = 16, only the texts that every choice was measured on. Names but the first say what is switched: "
-    "planner as published is cold start and barrier together, each alone only where it is named alone; planner and "
-    "eviction as published is the whole published system; no prefetch comes with eviction as published, two things; "
-    "all others are one thing."
+    "Greedy, K = 16, only the texts that every choice was measured on. Each name but the first is the one thing "
+    "switched, with three exceptions: planner as published is cold start and barrier together; planner and eviction as "
+    "published is the whole published system; no prefetch comes with eviction as published."
 )
 COLOURS = {"high": "#0072B2", "low": "#56B4E9"}
 

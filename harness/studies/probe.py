@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 NAN = float("nan")
 CHECKPOINT = "paper, real checkpoint"
-STANDINS_ONLY = (
-    "A stand-in's fidelity says nothing about the real checkpoint; the paper's numbers are there for orientation."
-)
+STANDINS_ONLY = "A stand-in's fidelity does not predict the real checkpoint's; the paper's numbers are for orientation."
 UNION_KS = (1, 2, 4, 8, 16, 32)
 
 

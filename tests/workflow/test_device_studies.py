@@ -231,9 +231,9 @@ def test_the_clock_is_charged_over_measured() -> None:
 def test_the_committed_records_fill_every_figure_and_table() -> None:
     assert catalogue.device_figures(RECORDS) == catalogue.device_figures()
     assert catalogue.device_tables(RECORDS) == catalogue.device_tables()
-    for name, keys in {"choices": 1, "rivals": 3, "families": 1, "clock": 3}.items():
+    for name, number in {"choices": 1, "rivals": 3, "families": 1, "clock": 3}.items():
         study = TABLES[f"device.{name}"]
-        assert study.build(read(catalogue.records(RECORDS, study))).keys == keys
+        assert study.build(read(catalogue.records(RECORDS, study))).keys == number
     choices = TABLES["device.choices"]
     frame = choices.build(read(catalogue.records(RECORDS, choices))).frame.set_index("switched")
     assert frame.T["no CUDA graphs"].tolist() == pytest.approx([2.59137, 1.48803], rel=1e-5)

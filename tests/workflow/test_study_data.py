@@ -95,7 +95,7 @@ def test_every_figure_and_table_is_of_a_known_source() -> None:
     for registry in (FIGURES, TABLES):
         for name in registry.names():
             assert name.startswith("device.") or set(registry[name].sources) <= known
-            assert registry[name].about or FIGURES[name].about  # a figure speaks for the table of its name
+            assert registry[name].about or FIGURES[name].about  # of the figure with its name
 
 
 def test_the_artifacts_table_is_what_the_studies_say() -> None:
