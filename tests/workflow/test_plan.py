@@ -115,6 +115,13 @@ def test_a_system_runs_under_the_executions_that_an_experiment_gives_it() -> Non
     assert {c.max_new_tokens for c in stress} == {35}
 
 
+def test_an_experiment_can_leave_traces_of_runs_of_its_own_length() -> None:
+    runs = plan.experiment_runs("smoke", "trace", "deepseek_v2_lite", "gsm8k")
+    assert {(config.trace, config.max_new_tokens) for config in runs} == {(True, 52)}
+    assert not any(config.trace for config in plan.recording_runs("smoke", "trace", "deepseek_v2_lite", "gsm8k"))
+    assert not any(config.trace for config in plan.experiment_runs(*ARGUMENTS))
+
+
 def load_systems(experiment: str) -> list[str]:
     return scales.load_experiment(experiment).systems
 
