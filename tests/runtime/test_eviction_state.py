@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specter.experts.policies.base import Pool
+from specter.experts.policies.lru import LruEviction
 from specter.experts.policies.retain import RetainEviction
 from specter.models.spec import ExpertId
 from tests.runtime.test_reports_to_policies import spied
@@ -95,3 +96,12 @@ def test_an_expert_that_is_displaced_before_its_use_leaves_its_staging_slot() ->
     assert eviction.victim(0, anything, is_urgent=False) is None, "A is staged"
     eviction.forget(A)
     assert eviction.victim(0, anything, is_urgent=False) == B
+
+
+def test_lru_counts_a_load_as_younger_than_every_use_before_it() -> None:
+    """A layer without slots of its own takes the oldest of all: what was used before the other was loaded."""
+    lru = LruEviction(Pool([1, 1, 0], num_experts=8, payload_bytes=1))
+    lru.loaded(ExpertId(1, 0))
+    lru.used(ExpertId(1, 0))
+    lru.loaded(ExpertId(0, 0))
+    assert lru.victim(2, anything, is_urgent=False) == ExpertId(1, 0)
