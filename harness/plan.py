@@ -73,8 +73,8 @@ class TextKey(NamedTuple):
 
 def text_key(config: RunConfig) -> TextKey:
     """The key of the recording that this run replays."""
-    draft = _recorded_draft(config.system.draft) if config.depth else SHARED
-    return TextKey(config.sampling.kind, config.prompt_tokens, config.depth, config.input, draft)
+    draft = _recorded_draft(config.system.draft) if config.draft_len else SHARED
+    return TextKey(config.sampling.kind, config.prompt_tokens, config.draft_len, config.input, draft)
 
 
 def _recorded_draft(draft: str) -> str:

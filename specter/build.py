@@ -46,7 +46,7 @@ def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Back
         transfer.timeline,
         costs,
         planner=PLANNERS[system.planner](pool),
-        draft_len=config.depth,
+        draft_len=config.draft_len,
         predictor=PREDICTORS[system.predictor](),
         has_own_draft=DRAFTS[system.draft].is_own,
     )

@@ -148,7 +148,7 @@ class RunConfig:
     results: str = "results/adhoc"
 
     @property
-    def depth(self) -> int:
+    def draft_len(self) -> int:
         """Draft tokens per round; 0 decodes plainly."""
         if not self.system.speculative:
             return 0
@@ -215,9 +215,9 @@ def _check_names(config: RunConfig) -> None:
 
 def _check_system(config: RunConfig) -> None:
     system, max_k = config.system, MAX_VERIFY_TILES * config.tile_rows - 1
-    if system.speculative and not 1 <= config.depth <= max_k:
+    if system.speculative and not 1 <= config.draft_len <= max_k:
         raise SpecterError(
-            f"k={config.depth} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
+            f"k={config.draft_len} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
             f"{config.tile_rows} rows)",
             f"choose k between 1 and {max_k}, or system=lru for decoding without a draft",
         )

@@ -1,11 +1,11 @@
-"""The one exception a user of Specter should ever read."""
+"""The exception for users: what is wrong, and the remedy."""
 
 
 class SpecterError(Exception):
-    """Bad input or an impossible request, named together with its remedy.
+    """Bad input or an impossible request.
 
     Args:
-        what: the thing that is wrong, by name and value.
+        what: the fault, by name and value.
         remedy: what the user can do about it.
     """
 

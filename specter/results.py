@@ -23,7 +23,7 @@ from specter.timeline.trace import write_chrome_trace
 
 def run_id(config: RunConfig) -> str:
     """The directory name of a run, unique among the runs of an experiment on one model."""
-    depth = f"-k{config.depth}" if config.depth else ""
+    draft_len = f"-k{config.draft_len}" if config.draft_len else ""
     source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
     budget = config.budget.tier
     if config.budget.experts_per_layer is not None:
@@ -34,7 +34,7 @@ def run_id(config: RunConfig) -> str:
     budget = f"{budget}-{config.budget.policy}"
     execution = f"-{config.execution.label}" if config.execution.label else ""
     where = f"{config.hardware.name}{execution}"
-    return f"{config.system.name}-{source}-{length}-{budget}{depth}-{config.sampling.kind}-{where}"
+    return f"{config.system.name}-{source}-{length}-{budget}{draft_len}-{config.sampling.kind}-{where}"
 
 
 def adhoc_directory(config: RunConfig) -> Path:

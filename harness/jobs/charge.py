@@ -59,7 +59,7 @@ def charge(directory: Path) -> dict[str, Any]:
         "sampling": config.sampling.kind,
         "dataset": config.dataset.name,
         "input": config.input,
-        "k": config.depth,
+        "k": config.draft_len,
     }
     numbers = {"measured": measured, "charged": charged.metrics}
     return named | {f"{clock}_{key}": metrics[key] for clock, metrics in numbers.items() for key in COMPARED}

@@ -66,7 +66,7 @@ def explain(baseline: RunConfig, ours: RunConfig, replay: Replay) -> Parts:
     switched = replace(ours, system=_with_policy_of(baseline.system, ours.system))
     at_ours = replay(without_overhead(switched))
     if baseline.system.speculative:
-        deep = replace(baseline, system=replace(baseline.system, draft_len=ours.depth))
+        deep = replace(baseline, system=replace(baseline.system, draft_len=ours.draft_len))
         at_depth = replay(without_overhead(deep))["tpot_ms"]
     else:
         run = resolve(baseline)
@@ -111,8 +111,8 @@ def rows(pairs: Sequence[tuple[RunConfig, RunConfig]], replay: Replay) -> list[d
                 "model": baseline.model.name,
                 "rival": baseline.system.name,
                 "hero": ours.system.name,
-                "rival_k": baseline.depth,
-                "hero_k": ours.depth,
+                "rival_k": baseline.draft_len,
+                "hero_k": ours.draft_len,
                 "policy": baseline.budget.policy,
                 "budget": baseline.budget.tier,
                 "hardware": baseline.hardware.name,

@@ -159,7 +159,7 @@ def _measure_loaded(
     def order(run: Run) -> tuple[bool, str, int, str, int]:
         """References first; then the order that allocates slots and captures graphs least often."""
         config, is_reference = run.config, plain[run.plain_key].directory == run.directory
-        return not is_reference, config.execution.label, slots_of(config)[0], config.sampling.kind, config.depth
+        return not is_reference, config.execution.label, slots_of(config)[0], config.sampling.kind, config.draft_len
 
     runner = load(todo[0].config)
     num_threads = torch.get_num_threads()  # loading uses all cores

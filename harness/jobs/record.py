@@ -53,7 +53,7 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
                 "dataset": text.config.dataset.name,
                 "input": str(text.config.input),
                 "sampling": text.config.sampling.kind,
-                "k": str(text.config.depth),
+                "k": str(text.config.draft_len),
                 "draft": text.config.system.draft,
                 "origin": store.origin,
             }

@@ -50,7 +50,7 @@ def configured(system: str, budget: str = "low", index: int = 0) -> ResolvedRun:
 @pytest.mark.parametrize("system", ["specter", "specter_deadline", "lru", "mixtral_offloading", "on_demand"])
 def test_a_shared_warm_up_changes_no_result(system: str) -> None:
     run = configured(system)
-    depth = run.config.depth
+    depth = run.config.draft_len
     warmup, inputs = record(0, depth), [record(seed, depth) for seed in (1, 2, 1)]
     replayer = Replayer()
     for index, recording in enumerate(inputs):

@@ -20,7 +20,7 @@ def replay(config: RunConfig) -> Metrics:
     if config.budget.tier == "low" and config.system.name == "specmoeoff":
         raise DoesNotFit("too large", "smaller")
     tpot = {"none": 40.0, "two_plans": 35.0, "three_phase": 30.0, "deadline": 20.0}[config.system.planner]
-    tpot += {0: 30.0, 3: 20.0}.get(config.depth, 10.0) + 4.0 * (config.system.draft != "shared")
+    tpot += {0: 30.0, 3: 20.0}.get(config.draft_len, 10.0) + 4.0 * (config.system.draft != "shared")
     tpot += OVERHEAD * (config.hardware.launch_ns > 0)
     return {"tpot_ms": tpot, "draft_ms": 127 * 2.0, "num_new_tokens": 128, "link_busy_frac": 0.5}
 

@@ -88,7 +88,7 @@ class CudaModel:
         runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
         link_before = runner.link_bytes_per_s()
         runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
-        row_counts = {1, config.depth + 1}
+        row_counts = {1, config.draft_len + 1}
         if len(prompt) <= OUTPUT_ROWS:  # a longer prompt is launched kernel by kernel
             row_counts.add(len(prompt))
         runner.capture(row_counts, predicts_next=config.system.predictor != "none")
@@ -150,8 +150,8 @@ def runner_options(run: ResolvedRun, longest: int) -> RunnerOptions:
     return RunnerOptions(
         num_slots=run.num_slots,
         kv_capacity=config.kv_capacity,
-        max_rows=max(config.depth + 1, longest),
-        max_draft_len=max(config.depth, 1),
+        max_rows=max(config.draft_len + 1, longest),
+        max_draft_len=max(config.draft_len, 1),
         sampling=DeviceSampling.of(config.sampling),
         owns_draft=DRAFTS[config.system.draft].is_own,
         is_resident=config.system.holds_all and not config.system.speculative,
