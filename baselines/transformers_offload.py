@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specter.arguments import run_command
 from specter.errors import SpecterError
@@ -27,9 +27,9 @@ from specter.files import write_json
 
 if TYPE_CHECKING:  # imported where it is used: every run imports this package, and replays run without torch
     import torch
-    from torch import Tensor
 
-    from specter.models.spec import ModelSpec
+    from specter.models.checkpoint import Checkpoint
+    from specter.models.inflation.inflated import InflatedCheckpoint
 
 KINDS = ("resident", "cpu_offload", "disk_offload")
 DTYPES = ("float32", "bfloat16")
@@ -58,17 +58,7 @@ class Options:
             raise SpecterError(what, "use device=cpu, or a machine with a CUDA device")
 
 
-class Weights(Protocol):
-    """`Checkpoint` or `InflatedCheckpoint`."""
-
-    spec: ModelSpec
-
-    def tensor(self, name: str) -> Tensor: ...
-
-    def experts(self, layer: int) -> tuple[Tensor, Tensor]: ...
-
-
-def load_eager(weights: Weights, device: torch.device | str, dtype: torch.dtype) -> Any:
+def load_eager(weights: Checkpoint | InflatedCheckpoint, device: torch.device | str, dtype: torch.dtype) -> Any:
     """transformers' model of the family on the same weights, built on the meta device and then assigned them."""
     import torch
     import transformers
@@ -82,7 +72,7 @@ def load_eager(weights: Weights, device: torch.device | str, dtype: torch.dtype)
     config = model_class.config_class.from_dict(values)
     with torch.device("meta"):
         model = model_class(config)
-    state: dict[str, Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
     for stored in model.state_dict():
         name = canonical(spec.family, stored)
         if name.endswith(".experts.gate_up_proj"):
