@@ -166,3 +166,13 @@ def test_why_an_expert_cannot_be_evicted_is_told() -> None:
     bench.residency.pin(slot)
     with pytest.raises(ValueError, match="pinned and cannot be evicted"):
         bench.residency.evict(ExpertId(0, 3))
+
+
+def test_a_planned_load_does_not_displace_another_of_its_plan() -> None:
+    bench = Bench(2)
+    bench.cache.place([ExpertId(0, 0), ExpertId(1, 0)])
+    bench.cache.submit(plan([ExpertId(0, 1), ExpertId(0, 2)], []), compute(bench))
+    bench.cache.feed()
+    bench.timeline.drain()
+    assert bench.cache.feed() is None, "the one slot of L0 holds E1, which is planned too"
+    assert bench.moved[2:] == [(ExpertId(0, 1), 0)] and list(bench.cache.queue.planned) == [ExpertId(0, 2)]

@@ -47,9 +47,9 @@ def test_the_next_generation_records_its_own_rounds_alone(tmp_path: Path) -> Non
     assert fetched[:4] == ["fetch L0 E0", "fetch L0 E1", "fetch L1 E0", "fetch L1 E1"], "the cache is empty"
 
 
-@pytest.mark.parametrize("system", ["lru", "mixtral_offloading", "on_demand", "specmoeoff"])
+@pytest.mark.parametrize("system", ["lru", "mixtral_offloading", "specmoeoff", "specter_deadline_lru"])
 def test_after_an_interruption_a_generation_is_that_of_a_new_engine(system: str, tmp_path: Path) -> None:
-    """Which swaps move an expert out, too: no slot has held one."""
+    """Swaps move no expert out, since no slot has held one; and no load is planned any more."""
     run, fresh = open_run(system, tmp_path), open_run(system, tmp_path)
 
     def interrupt(tokens: list[int]) -> None:

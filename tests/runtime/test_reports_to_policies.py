@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baselines.lru_next_gate import NextGate
 from specter.experts.policies.base import Plan
 from specter.models.spec import ExpertId
 from tests.charges.logged import Issued, LoggedTimeline, Script
@@ -356,3 +357,19 @@ def test_a_planner_is_asked_after_every_step_though_it_starts_late(tmp_path: Pat
     plans = [line for line in log if line.startswith("planner.plan")]
     assert plans[0].startswith("planner.plan(2, [012100 011110], [110000 101000])")
     assert [line for line in log if line.startswith("wait for draft")] == ["wait for draft 2", "wait for draft 11"]
+
+
+@pytest.mark.parametrize("system", ["lru_next_gate", "mixtral_speculative_loading"])
+def test_predictions_of_many_rows_are_loaded_by_votes_then_by_rank(system: str, tmp_path: Path) -> None:
+    """Five rows name E2 four times and E1 twice, then E0 and E3 first and E4 and E5 second."""
+    log = spied(system, tmp_path).generate(prompt_len=5, num_tokens=1)
+    plans = [line for line in log if line.startswith("predictor.plan")]
+    assert plans == ["predictor.plan(1, [01 32 24 12 25], 6) -> load L1E2 L1E1 L1E0 L1E3 L1E4 L1E5"]
+
+
+def test_a_predictor_with_one_guess_believes_the_first_rank_alone() -> None:
+    predicted = np.array([[0, 1], [3, 2], [2, 4], [1, 2], [2, 5]], np.int16)
+    plan = NextGate(num_guesses=1).plan(1, predicted, 6, lambda expert: expert.expert == 3)
+    assert plan.loads == [ExpertId(1, expert) for expert in (2, 0, 1)]
+    assert plan.protect.tolist() == [[False] * 6, [True, True, True, True, False, False]]
+    assert not plan.at_once

@@ -159,6 +159,8 @@ class TestRejection:
         monkeypatch.setattr(sampling, "uniforms", noise_of(noise))
         proposals = [Proposal(1, DRAFT)] * 3
         assert rejection.verify(proposals, [TARGET] * 4, 5) == Verdict(2, [1, 1, 0])
+        noise[6, 2], noise[6, 3] = 0.9, 0.1
+        assert rejection.verify(proposals, [TARGET] * 4, 5) == Verdict(1, [1, 0])
 
 
 @pytest.mark.parametrize(
