@@ -138,7 +138,7 @@ def random_rounds(
 def simulated_tpot_ms(
     rounds: Sequence[RoundAccess], num_slots: int, costs: CostModel, residents: set[ExpertId], rng: random.Random
 ) -> float:
-    """A run of the engine's shape on the virtual clock, with perfect foresight inside a round and random victims."""
+    """A run of the engine's shape on the virtual clock, with perfect prediction inside a round and random victims."""
     timeline = VirtualTimeline(HARDWARE)
 
     def nothing() -> None:
