@@ -58,21 +58,6 @@ def test_decoding_is_the_published_one_bit_for_bit(form: BlockFormat) -> None:
     assert hashlib.sha256(values.tobytes()).hexdigest() == PUBLISHED[form.name]
 
 
-@pytest.mark.parametrize("form", ALL, ids=lambda form: form.name)
-def test_the_gguf_package_agrees(form: BlockFormat) -> None:
-    """Both ways, as far as the package encodes. It is no dependency: see tools/README.md."""
-    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
-    kind = gguf.GGMLQuantizationType[form.name]
-    raw = random_blocks(form, 64)
-    np.testing.assert_array_equal(form.decode(torch.from_numpy(raw)).numpy(), gguf.quants.dequantize(raw, kind))
-    weights = gaussian(64, form.num_values)
-    try:
-        theirs = gguf.quants.quantize(weights.numpy(), kind)
-    except NotImplementedError:
-        return
-    np.testing.assert_array_equal(form.encode(weights).numpy(), theirs)
-
-
 def half(block: bytes, start: int) -> np.float32:
     return np.float32(np.frombuffer(block[start : start + 2], np.float16)[0])
 
