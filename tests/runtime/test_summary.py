@@ -130,6 +130,9 @@ def test_times_of_a_later_generation_count_from_the_same_origin(tmp_path: Path) 
     assert second.prefill_end_ms == (32116 + hits_ns) / 1e6
     third = engine.generate(range(5), 1)  # L0 lacks 2, 3 and 5, L1 lacks 2, 3 and 4
     assert third.prefill_bytes == 6 * 192
+    before = engine.timeline.totals().copied_bytes
+    fourth = engine.generate(range(5), 1)
+    assert fourth.prefill_bytes == engine.timeline.totals().copied_bytes - before > 0
 
 
 # -- metrics ----------------------------------------------------------------------------------
