@@ -24,7 +24,7 @@ from specter.models.names import expected_shapes
 from specter.models.shards import SINGLE_FILE
 from specter.models.spec import ExpertId, ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
-from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
+from specter.quantize.gptq_writer import layer_tensors, shard_name, write_config, write_index
 from specter.quantize.layer import Int4Layer
 from specter.registry import import_modules
 
@@ -173,7 +173,7 @@ def write_directory(
         )
         for index in range(spec.num_moe_layers)
     ]  # fmt: skip
-    write_config(directory, spec, Note(group_size, sym, experts.method, experts.num_fallback), scales is not None)
+    write_config(directory, spec, group_size, sym=sym, method=experts.method, num_fallback=experts.num_fallback)
     if not has_index:
         save_file({name: tensor for layer in layers for name, tensor in layer.items()}, directory / SINGLE_FILE)
         return

@@ -33,7 +33,7 @@ from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
 from specter.probes.fidelity import DraftExperts, Study, Texts, order_match, set_match, study
 from specter.prompts import first_texts, load_tokenizer
-from specter.quantize.block_matrices import FORMATS, quantize_blocks
+from specter.quantize.ggml_blocks import FORMATS, round_to_blocks
 from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.quantize.layer import LayerExperts
 from specter.quantize.rtn import quantize_rtn
@@ -142,7 +142,7 @@ def draft(method: str, quantized: Path, checkpoint: Checkpoint) -> DraftExperts:
         SpecterError: an unknown method, or a directory that is missing, damaged or made from another checkpoint.
     """
     if method in FORMATS:
-        return lambda layer, target: _each(target, lambda w: quantize_blocks(w, method).dequantize())
+        return lambda layer, target: _each(target, lambda w: round_to_blocks(w, method))
     if method == "rtn":
         return lambda layer, target: _each(target, lambda w: quantize_rtn(w, GROUP).dequantize())
     if method not in READ_METHODS:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.models.layerwise import Heads, Source, TargetHead, TargetLayer, embed
-from specter.quantize.activations import add_experts, join, load_experts, run_experts
+from specter.quantize.activations import load_experts, run_experts
 from specter.quantize.layer import LayerExperts
 
 ROWS_AT_ONCE = 1024  # bounds the memory of the logits
@@ -126,10 +126,9 @@ def _moe(
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """The layer's output, its routing int16 [N, P, k] on the CPU, and the router's logits [N, P, E]."""
     routed = [layer.route(x) for x in states]
-    inputs, gains = join(routed)
     routing = torch.cat([one.routing[:, first:] for one in routed]).to(torch.int16).cpu()
     logits = torch.cat([one.logits[:, first:] for one in routed])
-    return add_experts(routed, run_experts(experts, inputs, gains)), routing, logits
+    return run_experts(experts, routed)[1], routing, logits
 
 
 def _choices(head: TargetHead, states: list[Tensor], first: int) -> Tensor:

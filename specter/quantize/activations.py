@@ -45,11 +45,11 @@ def walk_moe_layers(
         if layer.is_dense:
             state = WalkState(index + 1, [layer.dense(x) for x in states])
             continue
-        routed = [layer.route(x) for x in states]
-        experts = load_experts(source, index - spec.num_dense_layers, device)
-        inputs, gains = join(routed)
-        state = WalkState(index + 1, add_experts(routed, run_experts(experts, inputs, gains)))
-        yield WalkedLayer(index - spec.num_dense_layers, experts, inputs, state)
+        moe_layer = index - spec.num_dense_layers
+        experts = load_experts(source, moe_layer, device)
+        inputs, outputs = run_experts(experts, [layer.route(x) for x in states])
+        state = WalkState(index + 1, outputs)
+        yield WalkedLayer(moe_layer, experts, inputs, state)
 
 
 def load_experts(source: Source, layer: int, device: torch.device | str) -> LayerExperts:
@@ -59,26 +59,16 @@ def load_experts(source: Source, layer: int, device: torch.device | str) -> Laye
     return LayerExperts(gate, up, down)
 
 
-def join(routed: list[Routed]) -> tuple[LayerInputs, Tensor]:
-    """The rows of all batches: the experts' inputs, and the router's gains [tokens, k]."""
+def run_experts(experts: LayerExperts, routed: list[Routed]) -> tuple[LayerInputs, list[Tensor]]:
+    """The experts' inputs, rows of all batches, and the layer's outputs by batch."""
     hidden, routing, gains = (
-        torch.cat([part.flatten(0, 1) for part in parts])
-        for parts in zip(*((one.hidden, one.routing, one.gains) for one in routed), strict=True)
+        torch.cat([getattr(one, part).flatten(0, 1) for one in routed]) for part in ("hidden", "routing", "gains")
     )
-    return LayerInputs(hidden, routing), gains
-
-
-def run_experts(experts: LayerExperts, inputs: LayerInputs, gains: Tensor) -> Tensor:
-    """The routed experts' weighted sum, [tokens, D]."""
-    total = torch.zeros_like(inputs.hidden)
-    gains = torch.zeros(len(gains), len(experts.gate), device=gains.device).scatter(1, inputs.routing, gains)
-    for expert, rows in enumerate(inputs.visits(len(experts.gate))):
-        _, out = expert_output(experts, expert, inputs.hidden[rows])
+    inputs, num_experts = LayerInputs(hidden, routing), len(experts.gate)
+    gains = torch.zeros(len(gains), num_experts, device=gains.device).scatter(1, routing, gains)
+    total = torch.zeros_like(hidden)
+    for expert, rows in enumerate(inputs.visits(num_experts)):
+        _, out = expert_output(experts, expert, hidden[rows])
         total.index_add_(0, rows, out * gains[rows, expert, None])
-    return total
-
-
-def add_experts(routed: list[Routed], total: Tensor) -> list[Tensor]:
-    """The layer's outputs by batch: the base and the routed experts' `total` [tokens, D]."""
-    parts = total.split([one.base.shape[0] * one.base.shape[1] for one in routed])
-    return [one.base + part.view_as(one.base) for one, part in zip(routed, parts, strict=True)]
+    parts = total.split([one.base.shape[:2].numel() for one in routed])
+    return inputs, [one.base + part.view_as(one.base) for one, part in zip(routed, parts, strict=True)]

@@ -11,8 +11,6 @@ shared experts and the target read too. Scales are not clipped, unlike in the pu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -58,27 +56,21 @@ def search(weights: Tensor, hessians: Tensor, magnitudes: Tensor, group_size: in
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Awq:
+def awq_layer(experts: LayerExperts, inputs: LayerInputs, group: int, min_tokens: int) -> Int4Layer:
     """The channels of `down` of an expert with fewer than `min_tokens` calibration tokens are not scaled."""
-
-    group: int
-    min_tokens: int
-
-    def __call__(self, experts: LayerExperts, inputs: LayerInputs) -> Int4Layer:
-        hessians = collect_hessians(experts, inputs)
-        fallback = hessians.tokens < self.min_tokens
-        magnitudes = hessians.inner_magnitudes.clone()
-        magnitudes[fallback.to(magnitudes.device)] = 1
-        gate_up, down = torch.cat([experts.gate, experts.up], 1).float(), experts.down.float()
-        inner = search(down, hessians.inner, magnitudes, self.group, shared=False)
-        outer = search(gate_up, hessians.hidden, inputs.hidden.float().abs().mean(0), self.group, shared=True)
-        gate, up = (gate_up * outer).chunk(2, dim=1)
-        return Int4Layer(
-            quantize_rtn(gate, self.group),
-            quantize_rtn(up / inner[..., None], self.group),  # a factor of a row changes only its scales
-            quantize_rtn(down * inner[:, None, :], self.group),
-            hessians.tokens,
-            fallback,
-            1 / outer,
-        )
+    tokens, hessians = inputs.counts(len(experts.gate)), collect_hessians(experts, inputs)
+    fallback = tokens < min_tokens
+    magnitudes = hessians.inner_magnitudes.clone()
+    magnitudes[fallback.to(magnitudes.device)] = 1
+    gate_up, down = torch.cat([experts.gate, experts.up], 1).float(), experts.down.float()
+    inner = search(down, hessians.inner, magnitudes, group, shared=False)
+    outer = search(gate_up, hessians.hidden, inputs.hidden.float().abs().mean(0), group, shared=True)
+    gate, up = (gate_up * outer).chunk(2, dim=1)
+    return Int4Layer(
+        quantize_rtn(gate, group),
+        quantize_rtn(up / inner[..., None], group),  # a factor of a row changes only its scales
+        quantize_rtn(down * inner[:, None, :], group),
+        tokens,
+        fallback,
+        1 / outer,
+    )

@@ -25,7 +25,7 @@ from specter.progress import make_progress
 from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, CalibrationText, load_calibration
 from specter.quantize.gptq_format import REPORT_FILE
-from specter.quantize.gptq_writer import Note, layer_tensors, shard_name, write_config, write_index
+from specter.quantize.gptq_writer import layer_tensors, shard_name, write_config, write_index
 from specter.quantize.layer import LayerInputs, output_error
 from specter.quantize.quantizers import build_int4, default_min_tokens
 from specter.quantize.rtn import group_of
@@ -63,13 +63,9 @@ class Options:
 
 
 def quantize_model(
-    source: Source,
-    text: CalibrationText,
-    options: Options,
-    work: Workspace,
-    console: Console,
+    source: Source, text: CalibrationText, options: Options, work: Workspace, console: Console,
     num_layers: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Quantizes the routed experts of the first `num_layers` MoE layers (None: all) that `work` lacks.
 
     Errors are measured on the text's held-out sequences.
@@ -90,15 +86,14 @@ def quantize_model(
             seen = LayerInputs(step.inputs.hidden[:num_rows], step.inputs.routing[:num_rows])
             held_out = LayerInputs(step.inputs.hidden[num_rows:], step.inputs.routing[num_rows:])
             layers = {method: quantize(step.experts, seen) for method, quantize in quantizers.items()}
-            errors = {
-                method: output_error(step.experts, layer.dequantize(), held_out) for method, layer in layers.items()
-            }
             chosen = layers[options.method]
             tensors = layer_tensors(spec, step.layer, chosen)
             report = {
                 "tokens": chosen.tokens.tolist(),
                 "num_fallback": int(chosen.fallback.sum()),
-                "errors": errors,
+                "errors": {
+                    method: output_error(step.experts, layer.dequantize(), held_out) for method, layer in layers.items()
+                },
                 "names": list(tensors),
                 "num_bytes": sum(tensor.nbytes for tensor in tensors.values()),
                 "seconds": round(time.perf_counter() - start, 3),
@@ -184,8 +179,7 @@ def run(options: Options) -> None:
         "num_resumed_layers": num_resumed,
         "seconds": round(time.perf_counter() - start, 2),
     }
-    note = Note(options.group, sym=True, method=options.method, num_fallback=report["num_fallback"])
-    write_config(work.directory, spec, note, has_input_scales=options.method == "awq")
+    write_config(work.directory, spec, options.group, method=options.method, num_fallback=report["num_fallback"])
     weight_map = {
         name: shard_name(number, spec.num_moe_layers) for number, one in enumerate(work.layers) for name in one["names"]
     }

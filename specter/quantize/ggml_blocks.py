@@ -1,4 +1,4 @@
-"""GGML's block formats of the fidelity study: bit layout, decoding and encoding.
+"""GGML's block formats of the fidelity study, which runs dequantized values; no draft runs on these blocks.
 
 The layout is that of `ggml-common.h` (ggml-org/llama.cpp) and of the `gguf` package, little endian:
 
@@ -20,14 +20,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specter.errors import SpecterError
+
 SUPER_BLOCK = 256  # values of a k-quant's block
+_BLOCKS_AT_ONCE = 1 << 16  # bounds the memory of the search for scales
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """One format.
-
+    """
     Attributes:
         encode: fp32 [n, v] -> uint8 [n, num_bytes]. v is `num_values`, or for a k-quant also a divisor of it that holds
             whole sub-blocks: such a row is repeated to fill the block.
@@ -37,7 +39,6 @@ class BlockFormat:
     name: str
     num_values: int
     num_bytes: int
-    sub_block: int  # values that share a scale
     encode: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Tensor]
 
@@ -132,11 +133,11 @@ def _decode_iq4_nl(blocks: Tensor) -> Tensor:
 # -- blocks of 256: scales and offsets of sub-blocks, themselves quantised ---
 
 
-def fit_offsets(x: Tensor, max_code: int, num_steps: int = 16) -> tuple[Tensor, Tensor]:
+def fit_offsets(x: Tensor, max_code: int) -> tuple[Tensor, Tensor]:
     """Non-negative scale and offset of each sub-block x [..., s] with the closest scale * code - offset.
 
-    Codes are 0..max_code. Tries `num_steps` scales around the range over `max_code`; given the codes, scale and offset
-    are those of least squares.
+    Codes are 0..max_code. Tries 16 scales around the range over `max_code`; given the codes, scale and offset are those
+    of least squares.
     """
     low = x.amin(-1, keepdim=True).clamp(max=0)
     span = x.amax(-1, keepdim=True).clamp(min=0) - low
@@ -144,7 +145,7 @@ def fit_offsets(x: Tensor, max_code: int, num_steps: int = 16) -> tuple[Tensor, 
     codes = ((x - low) * _inverse(best_scale)).round().clamp(0, max_code)
     best_error = (best_scale * codes + low - x).square().sum(-1, keepdim=True)
     count, sum_x = x.shape[-1], x.sum(-1, keepdim=True)
-    for step in range(num_steps):
+    for step in range(16):
         codes = ((x - low) * _inverse(span) * (max_code - 0.8 + 0.1 * step)).round().clamp(0, max_code)
         sum_q, sum_qq = codes.sum(-1, keepdim=True), codes.square().sum(-1, keepdim=True)
         sum_qx = (codes * x).sum(-1, keepdim=True)
@@ -218,8 +219,46 @@ def _decode_q2_k(blocks: Tensor) -> Tensor:
     return _decode_offsets(_halves(blocks, 80), _halves(blocks, 82), scales & 15, scales >> 4, codes)
 
 
-Q8_0 = BlockFormat("Q8_0", 32, 34, 32, _encode_q8_0, _decode_q8_0)
-Q5_0 = BlockFormat("Q5_0", 32, 22, 32, _encode_q5_0, _decode_q5_0)
-IQ4_NL = BlockFormat("IQ4_NL", 32, 18, 32, _encode_iq4_nl, _decode_iq4_nl)
-Q4_K = BlockFormat("Q4_K", SUPER_BLOCK, 144, 32, _encode_q4_k, _decode_q4_k)
-Q2_K = BlockFormat("Q2_K", SUPER_BLOCK, 84, 16, _encode_q2_k, _decode_q2_k)
+Q8_0 = BlockFormat("Q8_0", 32, 34, _encode_q8_0, _decode_q8_0)
+Q5_0 = BlockFormat("Q5_0", 32, 22, _encode_q5_0, _decode_q5_0)
+IQ4_NL = BlockFormat("IQ4_NL", 32, 18, _encode_iq4_nl, _decode_iq4_nl)
+Q4_K = BlockFormat("Q4_K", SUPER_BLOCK, 144, _encode_q4_k, _decode_q4_k)
+Q2_K = BlockFormat("Q2_K", SUPER_BLOCK, 84, _encode_q2_k, _decode_q2_k)
+# As in llama.cpp, rows whose width is no multiple of 256 take the second format: the 1408 wide down projections of
+# DeepSeek and Qwen.
+FORMATS = {"q2_k": (Q2_K, IQ4_NL), "q4_k": (Q4_K, Q5_0), "q8_0": (Q8_0, Q8_0)}
+
+
+# -- matrices ---
+
+
+def format_of(name: str, width: int) -> BlockFormat:
+    """The format of rows of `width` weights under the type `name`.
+
+    A narrow stand-in's row whose width divides 256 is repeated to fill a block: the full-size row is the narrow row
+    repeated (docs/decisions/0006), so the codes are those of the full-size model.
+
+    Raises SpecterError: blocks of 32 do not divide the row.
+    """
+    wanted, otherwise = FORMATS[name]
+    if width % Q8_0.num_values:
+        raise SpecterError(
+            f"blocks of {Q8_0.num_values} do not divide rows of {width} weights",
+            "use gptq, rtn or awq, whose groups may be smaller",
+        )
+    return wanted if width % wanted.num_values == 0 or SUPER_BLOCK % width == 0 else otherwise
+
+
+def round_to_blocks(weights: Tensor, name: str) -> Tensor:
+    """`weights` [..., out, in] of any floating type, quantized to the type `name` and dequantized to fp32.
+
+    Raises SpecterError: a width that blocks do not divide, or a weight that is not finite.
+    """
+    width = weights.shape[-1]
+    chosen = format_of(name, width)
+    if not bool(torch.isfinite(weights).all()):
+        raise SpecterError("weights to quantise hold NaN or infinity", "check the checkpoint; download it again")
+    values = min(chosen.num_values, width)
+    pieces = weights.float().reshape(-1, values).split(_BLOCKS_AT_ONCE)
+    decoded = chosen.decode(torch.cat([chosen.encode(piece) for piece in pieces]))
+    return decoded[:, :values].reshape(weights.shape)

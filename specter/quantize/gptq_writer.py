@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.hub_config import config_of
 from specter.models.shards import INDEX_FILE
 from specter.models.spec import ModelSpec
-from specter.quantize.gptq_format import (
-    PROJECTIONS,
-    V1,
-    V1_WITH_INPUT_SCALES,
-    pack,
-    scales_name,
-    tensor_name,
-)
+from specter.quantize.gptq_format import PROJECTIONS, V1, V1_WITH_INPUT_SCALES, pack, scales_name, tensor_name
 from specter.quantize.layer import Int4Layer
 
 EXPERTS_ONLY = r"-:^(?!.*\.experts\.\d).*$"  # gptqmodel: nothing else is quantized
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """The part of config.json that is common to all layers."""
-
-    group_size: int  # as requested; rows may be shorter
-    sym: bool
-    method: str
-    num_fallback: int
 
 
 def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Tensor]:
@@ -43,7 +24,7 @@ def layer_tensors(spec: ModelSpec, index: int, layer: Int4Layer) -> dict[str, Te
     """
     tensors = {}
     for projection in PROJECTIONS:
-        matrices: Int4Matrices = getattr(layer, projection)
+        matrices = getattr(layer, projection)
         if bool((matrices.zeros < 1).any()):
             raise SpecterError(f"{projection}: a zero point is 0", "quantise with zeros in 1..15; v1 stores zero - 1")
         for part, batch in pack(matrices).items():
@@ -59,18 +40,21 @@ def shard_name(number: int, num_shards: int) -> str:
     return f"model-{number + 1:05d}-of-{num_shards:05d}.safetensors"
 
 
-def write_config(directory: Path, spec: ModelSpec, note: Note, has_input_scales: bool) -> None:
+def write_config(
+    directory: Path, spec: ModelSpec, group_size: int, *, sym: bool = True, method: str, num_fallback: int
+) -> None:
+    """Writes config.json; `group_size` is the requested one, rows may be shorter."""
     modules = [f"mlp.experts.{expert}.{name}_proj" for expert in range(spec.num_experts) for name in PROJECTIONS]
     quantization = {
         "quant_method": "gptq",
         "bits": 4,
-        "group_size": note.group_size,
+        "group_size": group_size,
         "desc_act": False,
-        "sym": note.sym,
-        "checkpoint_format": V1_WITH_INPUT_SCALES if has_input_scales else V1,
+        "sym": sym,
+        "checkpoint_format": V1_WITH_INPUT_SCALES if method == "awq" else V1,
         "modules_in_block_to_quantize": [modules],
         "dynamic": {EXPERTS_ONLY: {}},
-        "meta": {"quantizer": "specter", "method": note.method, "num_fallback": note.num_fallback},
+        "meta": {"quantizer": "specter", "method": method, "num_fallback": num_fallback},
     }
     write_json(directory / "config.json", config_of(spec) | {"quantization_config": quantization})
 

@@ -28,11 +28,22 @@ class LayerInputs:
     hidden: Tensor  # [tokens, D], the experts' input (after the norm)
     routing: Tensor  # int [tokens, k], expert ids
 
+    def counts(self, num_experts: int) -> Tensor:
+        """The number of tokens of each expert, int64 [E] on the CPU."""
+        return torch.bincount(self.routing.flatten(), minlength=num_experts).cpu()
+
     def visits(self, num_experts: int) -> list[Tensor]:
         """The rows of each expert, int64 [n] in ascending order."""
-        experts, order = self.routing.flatten().sort(stable=True)
-        counts = torch.bincount(experts, minlength=num_experts)
-        return list((order // self.routing.shape[1]).split(counts.tolist()))
+        order = self.routing.flatten().argsort(stable=True)
+        return list((order // self.routing.shape[1]).split(self.counts(num_experts).tolist()))
+
+    def check_finite(self) -> None:
+        """Raises SpecterError if the activations hold NaN or infinity."""
+        if not bool(torch.isfinite(self.hidden).all()):
+            raise SpecterError(
+                "the target's activations on the calibration text hold NaN or infinity",
+                "check the checkpoint's weights",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +69,9 @@ class Int4Layer:
 class Hessians:
     """Sums of x x^T and mean |x| over the tokens of each expert."""
 
-    tokens: Tensor  # int64 [E]
     hidden: Tensor  # fp32 [E, D, D], inputs of gate and up
     inner: Tensor  # fp32 [E, F, F], inputs of down
     inner_magnitudes: Tensor  # fp32 [E, F]
-
-
-def check_finite(inputs: LayerInputs) -> None:
-    """Raises SpecterError if the activations hold NaN or infinity."""
-    if not bool(torch.isfinite(inputs.hidden).all()):
-        raise SpecterError(
-            "the target's activations on the calibration text hold NaN or infinity", "check the checkpoint's weights"
-        )
 
 
 def expert_output(experts: LayerExperts, expert: int, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,21 +83,19 @@ def expert_output(experts: LayerExperts, expert: int, rows: Tensor) -> tuple[Ten
 
 def collect_hessians(experts: LayerExperts, inputs: LayerInputs) -> Hessians:
     """Raises SpecterError if the activations are not finite."""
-    check_finite(inputs)
+    inputs.check_finite()
     num_experts, inter, hidden = experts.gate.shape
     device = inputs.hidden.device
-    tokens = torch.zeros(num_experts, dtype=torch.int64)
     hidden_sums = torch.zeros(num_experts, hidden, hidden, device=device)
     inner_sums = torch.zeros(num_experts, inter, inter, device=device)
     magnitudes = torch.zeros(num_experts, inter, device=device)
     for expert, visitors in enumerate(inputs.visits(num_experts)):
         rows = inputs.hidden[visitors].float()
         inner, _ = expert_output(experts, expert, rows)
-        tokens[expert] = len(rows)
         hidden_sums[expert] = rows.T @ rows
         inner_sums[expert] = inner.T @ inner
         magnitudes[expert] = inner.abs().sum(0) / max(len(rows), 1)
-    return Hessians(tokens, hidden_sums, inner_sums, magnitudes)
+    return Hessians(hidden_sums, inner_sums, magnitudes)
 
 
 def output_error(experts: LayerExperts, quantised: LayerExperts, inputs: LayerInputs) -> float:

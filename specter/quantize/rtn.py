@@ -1,27 +1,17 @@
-"""Round-to-nearest, and the grid of scales and zeros that GPTQ uses too."""
+"""Round-to-nearest, and the scales and zeros that GPTQ uses too."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specter.codecs.int4 import Int4Matrices
 from specter.errors import SpecterError
+from specter.quantize.layer import Int4Layer, LayerExperts, LayerInputs
 
 MAX_CODE = 15
 SYMMETRIC_ZERO = 8
 SMALLEST_SCALE = 2.0**-24  # the smallest positive fp16, for groups of zeros
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The levels of each group: level q is scales * (q - zeros)."""
-
-    scales: Tensor  # fp16 [..., out, in / group]
-    zeros: Tensor  # uint8 [..., out, in / group]
-    group: int
 
 
 def group_of(row_length: int, group_size: int) -> int:
@@ -40,8 +30,8 @@ def group_of(row_length: int, group_size: int) -> int:
     return group
 
 
-def fit_grid(weights: Tensor, group_size: int, *, sym: bool = True) -> Grid:
-    """The grid of each group of `weights` [..., out, in], just wide enough for the group.
+def fit_grid(weights: Tensor, group: int, *, sym: bool = True) -> tuple[Tensor, Tensor]:
+    """Scales fp16 and zeros uint8 [..., out, in / group] of `weights` [..., out, in], just wide enough for each group.
 
     Symmetric: scale = max(max(w) / 7.5, max(-w) / 8.5), zero 8: the outermost weight is at most half a step beyond the
     outermost code. Relative error on Gaussian rows of 128 / 64 / 32 weights: 0.106 / 0.098 / 0.090, against 0.111 /
@@ -52,7 +42,6 @@ def fit_grid(weights: Tensor, group_size: int, *, sym: bool = True) -> Grid:
 
     Scales are rounded to fp16 before any weight is rounded, so that codes fit the stored scale.
     """
-    group = group_of(weights.shape[-1], group_size)
     groups = weights.float().unflatten(-1, (-1, group))
     if not bool(torch.isfinite(groups).all()):
         raise SpecterError("weights to quantise hold NaN or infinity", "check the checkpoint; download it again")
@@ -60,15 +49,14 @@ def fit_grid(weights: Tensor, group_size: int, *, sym: bool = True) -> Grid:
     low = groups.amin(-1).clamp(max=0)
     if sym:
         scales = _final_scales(torch.maximum(high / 7.5, -low / 8.5))
-        return Grid(scales, torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.uint8), group)
+        return scales, torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.uint8)
     low = torch.minimum(low, -high / (MAX_CODE - 1))
     scales = _final_scales((high - low) / MAX_CODE)
     zeros = (-low / scales.float()).round().clamp(1, MAX_CODE)
-    return Grid(scales, zeros.to(torch.uint8), group)
+    return scales, zeros.to(torch.uint8)
 
 
 def _final_scales(scales: Tensor) -> Tensor:
-    """Rounds scales to fp16, the type in which they are stored and used."""
     final = scales.clamp(min=SMALLEST_SCALE).half()
     if bool(torch.isinf(final).any()):
         raise SpecterError("weights to quantise are too large for fp16 scales", "check the checkpoint")
@@ -85,7 +73,17 @@ def quantize_rtn(weights: Tensor, group_size: int, *, sym: bool = True) -> Int4M
 
     Raises SpecterError: the group does not divide `in`, or a weight is not finite.
     """
-    grid = fit_grid(weights, group_size, sym=sym)
-    groups = weights.float().unflatten(-1, (-1, grid.group))
-    codes = nearest_codes(groups, grid.scales.float()[..., None], grid.zeros.float()[..., None])
-    return Int4Matrices(codes.flatten(-2).to(torch.uint8), grid.scales, grid.zeros, grid.group)
+    group = group_of(weights.shape[-1], group_size)
+    scales, zeros = fit_grid(weights, group, sym=sym)
+    codes = nearest_codes(
+        weights.float().unflatten(-1, (-1, group)), scales.float()[..., None], zeros.float()[..., None]
+    )
+    return Int4Matrices(codes.flatten(-2).to(torch.uint8), scales, zeros, group)
+
+
+def rtn_layer(experts: LayerExperts, inputs: LayerInputs, group: int, min_tokens: int = 0) -> Int4Layer:
+    """Raises SpecterError: weights or activations that are not finite, a group that does not divide a row."""
+    inputs.check_finite()
+    tokens = inputs.counts(len(experts.gate))
+    gate, up, down = (quantize_rtn(part, group) for part in (experts.gate, experts.up, experts.down))
+    return Int4Layer(gate, up, down, tokens, fallback=torch.zeros(len(tokens), dtype=torch.bool))

@@ -16,10 +16,11 @@ from specter.errors import SpecterError
 from specter.models.shards import SINGLE_FILE
 from specter.models.spec import ModelSpec
 from specter.models.weights import DraftExperts
-from specter.quantize.awq import Awq, channel_scales, rounding_error, search
+from specter.quantize.awq import awq_layer, channel_scales, rounding_error, search
 from specter.quantize.gptq_format import PROJECTIONS, read_directory, stack
 from specter.quantize.layer import LayerExperts, LayerInputs, output_error
-from specter.quantize.quantizers import Rtn
+from specter.quantize.quantizers import build_int4
+from specter.quantize.rtn import rtn_layer
 from tests.helpers import write_directory
 
 E, D, F = 4, 64, 32
@@ -64,16 +65,17 @@ def test_scales_follow_magnitudes_and_survive_dead_channels() -> None:
 def test_better_than_rounding_where_few_channels_carry_the_input() -> None:
     experts, seen, held_out = layer_experts(), outlier_inputs(600, 1), outlier_inputs(300, 2)
     errors = [
-        output_error(experts, make(experts, seen).dequantize(), held_out) for make in (Awq(D, min_tokens=10), Rtn(D))
+        output_error(experts, build_int4(method, D, 10)(experts, seen).dequantize(), held_out)
+        for method in ("awq", "rtn")
     ]
     assert errors[0] < 0.9 * errors[1]
 
 
 def test_few_tokens_leave_the_inner_channels_alone() -> None:
     experts, inputs = layer_experts(), outlier_inputs(200)
-    layer, nearest = Awq(D, min_tokens=201)(experts, inputs), Rtn(D)(experts, inputs)
+    layer, nearest = awq_layer(experts, inputs, D, 201), rtn_layer(experts, inputs, D)
     assert layer.fallback.all() and torch.equal(layer.down.codes, nearest.down.codes)
-    assert not torch.equal(Awq(D, min_tokens=1)(experts, inputs).down.codes, nearest.down.codes)
+    assert not torch.equal(awq_layer(experts, inputs, D, 1).down.codes, nearest.down.codes)
 
 
 def stored(spec: ModelSpec, directory: Path) -> Int4Experts:
@@ -84,7 +86,7 @@ def stored(spec: ModelSpec, directory: Path) -> Int4Experts:
         experts = LayerExperts(*(random(spec.num_experts, *s, seed=10 * layer + i) for i, s in enumerate(shapes)))
         hidden = random(100, spec.hidden, seed=layer) * torch.arange(1, spec.hidden + 1)
         routing = torch.rand(100, spec.num_experts, generator=torch.Generator().manual_seed(layer)).topk(2).indices
-        layers.append(Awq(16, min_tokens=1)(experts, LayerInputs(hidden, routing)))
+        layers.append(awq_layer(experts, LayerInputs(hidden, routing), 16, 1))
 
     gate, up, down = (stack([getattr(layer, name) for layer in layers]) for name in PROJECTIONS)
     scales = torch.stack([layer.input_scales for layer in layers if layer.input_scales is not None])

@@ -13,11 +13,10 @@ from safetensors.numpy import save_file
 
 from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.spec import ModelSpec
-from specter.quantize import workspace
+from specter.quantize import quantizers, workspace
 from specter.quantize.cli import main
 from specter.quantize.gptq_format import REPORT_FILE, read_directory
 from specter.quantize.layer import Int4Layer
-from specter.quantize.quantizers import Gptq
 from specter.quantize.rtn import quantize_rtn
 from tests.helpers import exit_status
 from tools.standin.checkpoint import to_hub
@@ -141,26 +140,26 @@ def test_a_killed_run_goes_on_and_repeats_nothing(
 
     calls: list[int] = []
 
-    def counting(self: Gptq, *arguments: Any) -> Int4Layer:
+    def counting(*arguments: Any) -> Int4Layer:
         calls.append(1)
         if cut == "in a layer" and len(calls) == 3:
             raise KeyboardInterrupt
-        return quantize(self, *arguments)
+        return quantize(*arguments)
 
     def cut_short(*arguments: Any, **keywords: Any) -> None:
         if "states" in str(arguments[1]) and cut != "in a layer" and len(calls) == 2:
             raise KeyboardInterrupt
         save(*arguments, **keywords)
 
-    quantize, save = Gptq.__call__, workspace.save_file
-    monkeypatch.setattr(Gptq, "__call__", counting)
+    quantize, save = quantizers.METHODS["gptq"], workspace.save_file
+    monkeypatch.setitem(quantizers.METHODS, "gptq", counting)
     monkeypatch.setattr(workspace, "save_file", cut_short)
     assert exit_status(main, [*arguments, f"out={tmp_path / 'out'}"]) == 130
     assert not (tmp_path / "out").exists()
     finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / ".out.partial").glob("model-*")}
     assert len(finished) == 2
 
-    monkeypatch.setattr(Gptq, "__call__", quantize)
+    monkeypatch.setitem(quantizers.METHODS, "gptq", quantize)
     monkeypatch.setattr(workspace, "save_file", save)
     reads: list[int] = []
     experts = Checkpoint.experts

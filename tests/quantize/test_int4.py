@@ -133,8 +133,7 @@ def test_gptq_solves_for_the_columns_not_yet_rounded() -> None:
     seen = correlated_inputs(100, 8, seed=1).double()
     hessian = seen.T @ seen
     hessian += 0.01 * hessian.diagonal().mean() * torch.eye(8)
-    grid = fit_grid(weights, 8)
-    scale = grid.scales.double()
+    scale = fit_grid(weights, 8)[0].double()
     current, codes = weights.clone(), torch.zeros(6, 8, dtype=torch.uint8)
     for column in range(8):
         level = (current[:, column : column + 1] / scale).round().clamp(-8, 7)

@@ -18,10 +18,10 @@ from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.spec import ModelSpec
 from specter.quantize.activations import walk_moe_layers
 from specter.quantize.calibration import CALIBRATION, TOKENIZER, load_calibration
-from specter.quantize.gptq import quantize_gptq
+from specter.quantize.gptq import gptq_layer, quantize_gptq
 from specter.quantize.layer import LayerExperts, LayerInputs, collect_hessians, output_error
-from specter.quantize.quantizers import Gptq, Rtn, build_int4
-from specter.quantize.rtn import quantize_rtn
+from specter.quantize.quantizers import build_int4
+from specter.quantize.rtn import quantize_rtn, rtn_layer
 from tests.helpers import FAMILIES
 from tools.standin.calibration import cut_windows
 from tools.standin.checkpoint import to_hub
@@ -59,14 +59,14 @@ def test_hessians_belong_to_their_expert() -> None:
     for expert in range(E):
         rows = torch.stack([x for x, ids in zip(inputs.hidden, inputs.routing, strict=True) if expert in ids])
         inner = torch.nn.functional.silu(rows @ experts.gate[expert].T) * (rows @ experts.up[expert].T)
-        assert hessians.tokens[expert] == len(rows)
+        assert inputs.counts(E)[expert] == len(rows)
         torch.testing.assert_close(hessians.hidden[expert], rows.T @ rows)
         torch.testing.assert_close(hessians.inner[expert], inner.T @ inner)
 
 
 def test_a_layer_is_its_matrices_quantised_one_by_one() -> None:
     experts, inputs = layer_experts(), layer_inputs(400)
-    layer = Gptq(16, D)(experts, inputs)
+    layer = gptq_layer(experts, inputs, 16, D)
     hessians = collect_hessians(experts, inputs)
     for matrices, weights, sums in (
         (layer.gate, experts.gate, hessians.hidden),
@@ -91,19 +91,19 @@ def test_gptq_experts_are_closer_than_rounded_ones() -> None:
 
 def test_uncovered_experts_fall_back_and_are_counted() -> None:
     experts, inputs = layer_experts(), layer_inputs(300, experts=3)
-    layer = Gptq(128, D)(experts, inputs)
+    layer = gptq_layer(experts, inputs, 128, D)
     assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 600
     assert layer.fallback.tolist() == [False, False, False, True]
     for matrices, weights in ((layer.gate, experts.gate), (layer.up, experts.up), (layer.down, experts.down)):
         rtn = quantize_rtn(weights, 128)
         assert torch.equal(matrices.codes[3], rtn.codes[3])
         assert not torch.equal(matrices.codes[0], rtn.codes[0])
-    all_rounded = Gptq(128, 301)(experts, inputs)
+    all_rounded = gptq_layer(experts, inputs, 128, 301)
     assert all_rounded.fallback.all() and torch.equal(all_rounded.down.codes, quantize_rtn(experts.down, 128).codes)
 
 
 def test_rtn_counts_tokens_but_no_fallbacks() -> None:
-    layer = Rtn(128)(layer_experts(), layer_inputs(30, experts=3))
+    layer = rtn_layer(layer_experts(), layer_inputs(30, experts=3), 128)
     assert layer.tokens[3] == 0 and int(layer.tokens.sum()) == 60
     assert not layer.fallback.any()
 
@@ -112,7 +112,7 @@ def test_activations_that_are_not_numbers_are_refused() -> None:
     inputs = layer_inputs(30)
     inputs.hidden[3, 4] = float("nan")
     with pytest.raises(SpecterError, match="activations"):
-        Gptq(128, D)(layer_experts(), inputs)
+        gptq_layer(layer_experts(), inputs, 128, D)
 
 
 # -- the pass over the model ----------------------------------------------------------------------------
