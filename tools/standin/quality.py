@@ -5,13 +5,14 @@ Measured on the int8-decoded weights, with symmetric round-to-nearest INT4 (one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specter.metrics import distinct_4grams
 from specter.models.spec import ModelSpec
 from specter.probes.fidelity import set_match
 from tools.standin.network import ROUTED, Network, Weights, round_to_int4, working_copy
@@ -29,15 +30,6 @@ def union_sizes(ids: Tensor, num_windows: int = 3) -> dict[int, float]:
     return unions
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """An INT4 copy against its target on the same text; matches are shares of the target's experts."""
-
-    acceptance: float
-    match_mean: float
-    match_worst_layer: float
-
-
 class QualityMeter:
     """Measures one set of weights; `length` is the number of positions of its batches."""
 
@@ -51,8 +43,8 @@ class QualityMeter:
         self._draft = working_copy(detached | rounded, dtype)
 
     @torch.no_grad()
-    def teacher_forced(self, tokens: Tensor) -> Agreement:
-        """Agreement on a given text, int64 [B, T]."""
+    def teacher_forced(self, tokens: Tensor) -> dict[str, Any]:
+        """Acceptance and match on a given text, int64 [B, T]."""
         target, target_ids = self._network.logits(self._target, tokens)
         draft, draft_ids = self._network.logits(self._draft, tokens)
         return _agreement(target.argmax(-1) == draft.argmax(-1), target_ids, draft_ids)
@@ -92,19 +84,10 @@ class QualityMeter:
         same = choose(target[:, new_part], gumbel) == choose(draft[:, new_part], gumbel)
         target_ids = target_ids.unflatten(1, (batch, -1))[:, :, new_part]
         draft_ids = draft_ids.unflatten(1, (batch, -1))[:, :, new_part]
-        result = vars(_agreement(same, target_ids.flatten(1, 2), draft_ids.flatten(1, 2)))
+        result = _agreement(same, target_ids.flatten(1, 2), draft_ids.flatten(1, 2))
         result["union"] = union_sizes(target_ids.cpu())
-        result["frac_distinct_4grams"] = round(distinct_4grams(tokens[:, num_prompt:]), 3)
+        result["frac_distinct_4grams"] = round(fmean(map(distinct_4grams, tokens[:, num_prompt:].tolist())), 3)
         return tokens, result
-
-
-def distinct_4grams(tokens: Tensor) -> float:
-    """Mean share of distinct 4-grams in each row of [B, N]; low values mean looping text."""
-    shares = []
-    for row in tokens.tolist():
-        grams = [tuple(row[start : start + 4]) for start in range(len(row) - 3)]
-        shares.append(len(set(grams)) / len(grams))
-    return sum(shares) / len(shares)
 
 
 def load_summary(load: Tensor) -> dict[str, Any]:
@@ -118,6 +101,8 @@ def load_summary(load: Tensor) -> dict[str, Any]:
     }
 
 
-def _agreement(same: Tensor, target_ids: Tensor, draft_ids: Tensor) -> Agreement:
+def _agreement(same: Tensor, target_ids: Tensor, draft_ids: Tensor) -> dict[str, Any]:
+    """An INT4 copy against its target on the same text; matches are shares of the target's experts."""
     match = set_match(draft_ids, target_ids).mean(-1)  # [L_moe]
-    return Agreement(round(float(same.float().mean()), 4), round(float(match.mean()), 4), round(float(match.min()), 4))
+    found = {"acceptance": same.float().mean(), "match_mean": match.mean(), "match_worst_layer": match.min()}
+    return {name: round(float(value), 4) for name, value in found.items()}

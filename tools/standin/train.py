@@ -14,27 +14,19 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from baselines.transformers_offload import load_eager
 from specter.arguments import run_command
 from specter.errors import SpecterError
 from specter.files import write_json
-from specter.models.hub_config import config_of
-from specter.models.names import canonical
+from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
 from specter.quantize.calibration import ROOT, TOKENIZER
-from tools.standin.checkpoint import load_standin, save_standin, to_hub
+from tools.standin.checkpoint import load_standin, save_standin
 from tools.standin.corpus import TOKENS, build_corpus, load_tokens
 from tools.standin.network import Network, Weights
 from tools.standin.quality import QualityMeter, load_summary
 from tools.standin.specs import NARROW
-from tools.standin.trainer import (
-    CPU_VARIANT,
-    GPU_VARIANTS,
-    LossPoint,
-    Trainer,
-    TrainSettings,
-    time_variant,
-    train,
-)
+from tools.standin.trainer import CPU_VARIANT, GPU_VARIANTS, LossPoint, Trainer, TrainSettings, time_variant, train
 
 # The paper's acceptance (mean of its models) and GPTQ expert match of the real checkpoints.
 PUBLISHED = {
@@ -102,19 +94,12 @@ def pick_variant(
     return best[1], timings
 
 
-def transformers_difference(weights: Weights, spec: ModelSpec, tokens: Tensor) -> float:
+def transformers_difference(weights: Weights, folder: Path, tokens: Tensor) -> float:
     """Largest fp32 logit difference to transformers' model, relative to the largest logit."""
-    import transformers
-
-    config = config_of(spec)
-    model_class: Any = getattr(transformers, config["architectures"][0])
-    reference = model_class(model_class.config_class.from_dict(config)).float().eval()
-    named = to_hub(weights, spec)
-    state = {name: named[canonical(spec.family, name)] for name in reference.state_dict()}
-    reference.load_state_dict(state, strict=True)
+    checkpoint = Checkpoint.open(folder)
     with torch.no_grad():
-        expected = reference(tokens).logits
-        actual, _ = Network(spec, tokens.shape[1], "cpu").logits(weights, tokens)
+        expected = load_eager(checkpoint, "cpu", torch.float32)(tokens).logits
+        actual, _ = Network(checkpoint.spec, tokens.shape[1], "cpu").logits(weights, tokens)
     return float((expected - actual).abs().max() / expected.abs().max())
 
 
@@ -129,7 +114,7 @@ def measure(weights: Weights, spec: ModelSpec, valid: Tensor, device: str, scale
         "valid_loss": round(loss, 4),
         "load": load_summary(load),
         "int4": "symmetric round-to-nearest of the routed experts, one group per row",
-        "teacher_forced": vars(meter.teacher_forced(windows[::8, :512])),
+        "teacher_forced": meter.teacher_forced(windows[::8, :512]),
         "published": PUBLISHED[spec.family],
     }
     for name, temperature in (("greedy", 0.0), ("seeded_0.7", 0.7), ("seeded_1.0", 1.0)):
@@ -167,7 +152,7 @@ def run(options: Options) -> None:
 
     def check(trainer: Trainer, progress: float) -> None:
         agreement = QualityMeter(spec, trainer.weights, 512, options.device).teacher_forced(calibration)
-        agreements.append({"progress": round(progress, 2), **vars(agreement)})
+        agreements.append({"progress": round(progress, 2), **agreement})
         print(agreements[-1], flush=True)
         if progress > 0.45:
             save_standin(trainer.weights, spec, out)
@@ -198,7 +183,7 @@ def run(options: Options) -> None:
     write_json(out / "training.json", record)
     weights = load_standin(spec, out)
     few = tokens["valid"][:128].view(2, 64).long().cpu()
-    record["transformers_max_rel_diff"] = transformers_difference(weights, spec, few)
+    record["transformers_max_rel_diff"] = transformers_difference(weights, out, few)
     record |= measure(weights, spec, tokens["valid"], options.device, scale=2 if options.steps else 24)
     write_json(out / "training.json", record)
     shown = ("num_steps", "transformers_max_rel_diff", "valid_loss", "load", "teacher_forced", "samples")
