@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from specter.errors import SpecterError
+from specter.typed import load_typed
 
 CONF = Path("conf")
 # Tables that come from jobs of their own, and the experiment whose recordings or models these jobs use.
@@ -130,17 +127,7 @@ def load(schema: type[Schema], group: str, name: str) -> Schema:
 
 @functools.cache
 def _load(schema: type[Any], group: str, name: str) -> Any:
-    path = CONF / group / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml")))
-        raise SpecterError(f"{group} {name!r} is unknown", f"use one of: {known}")
-    try:
-        typed = OmegaConf.structured(schema)
-        OmegaConf.set_readonly(typed, None)  # a frozen dataclass makes a read-only node, which refuses all values
-        return OmegaConf.to_object(OmegaConf.merge(typed, yaml.safe_load(path.read_text())))
-    except OmegaConfBaseException as error:
-        what = f"{path}: {str(error).partition(chr(10))[0]}"
-        raise SpecterError(what, f"see {schema.__name__} in {schema.__module__.replace('.', '/')}.py") from None
+    return load_typed(schema, CONF / group / f"{name}.yaml")
 
 
 def load_scale(name: str) -> Scale:

@@ -15,7 +15,6 @@ from typing import Any, get_type_hints
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from specter.errors import SpecterError
 from specter.experts.policies.base import EVICTIONS, PLANNERS, PREDICTORS
@@ -23,6 +22,7 @@ from specter.experts.transfer import TRANSFERS
 from specter.registry import Registry, import_modules
 from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
+from specter.typed import build_typed
 
 MAX_VERIFY_TILES = 3  # a verification pass is at most this many tiles
 LABELS = ("title", "colour")  # of groups: how figures and tables show them
@@ -179,7 +179,6 @@ def validate(config: RunConfig) -> RunConfig:
             f"sampling temperature={sampling.temperature}, top_p={sampling.top_p}, top_k={sampling.top_k}",
             "use temperature > 0, 0 < top_p <= 1, top_k >= 0 (0: no limit); sampling=greedy for the argmax",
         )
-    Hardware.from_mapping(to_dict(config.hardware), "hardware")
     if budget.experts_per_layer is not None and budget.num_bytes is not None:
         raise SpecterError("budget.experts_per_layer and budget.num_bytes are both set", "give one of the two")
     if config.prompt is not None and not config.prompt.strip():
@@ -271,16 +270,7 @@ def from_values(values: Any) -> RunConfig:
     Raises:
         SpecterError: an unknown key, a missing key or a value of the wrong type, by name.
     """
-    try:
-        schema = OmegaConf.structured(RunConfig)
-        # A frozen dataclass becomes a read-only node, which refuses even its first values.
-        OmegaConf.set_readonly(schema._get_node("hardware"), None)
-        config = OmegaConf.to_object(OmegaConf.merge(schema, values))
-    except OmegaConfBaseException as error:
-        what = f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}"
-        raise SpecterError(what, "see conf/ for the known keys and their types") from None
-    assert isinstance(config, RunConfig)
-    return validate(config)
+    return validate(build_typed(RunConfig, values))
 
 
 def _defaults(schema: type[Any]) -> dict[str, Any]:

@@ -18,12 +18,13 @@ from specter.floors import Floor, RoundAccess, floor_ideal, floor_trace, min_loa
 from specter.models.full_size import FULL_SIZE
 from specter.models.spec import ExpertId, ModelSpec
 from specter.timeline.costs import CostModel
-from specter.timeline.hardware import load_hardware
+from specter.timeline.hardware import Hardware
 from specter.timeline.virtual import VirtualEvent, VirtualTimeline
+from specter.typed import load_typed
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
-HARDWARE = load_hardware(Path(__file__).parents[1] / "conf" / "hardware" / "a100_40gb_pcie4.yaml")
+HARDWARE = load_typed(Hardware, Path(__file__).parents[1] / "conf" / "hardware" / "a100_40gb_pcie4.yaml")
 COSTS = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)
 
 Visits = list[list[int]]

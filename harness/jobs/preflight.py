@@ -11,7 +11,8 @@ from harness.scales import CONF, Scale, load_scale
 from specter.arguments import run_command
 from specter.errors import SpecterError
 from specter.files import write_json
-from specter.timeline.hardware import load_hardware
+from specter.timeline.hardware import Hardware
+from specter.typed import load_typed
 
 MOST_OF = 0.9  # share of a device's nominal memory that its driver leaves free
 ELSEWHERE = "or use the default scale, which needs no GPU: snakemake --cores 1 all"
@@ -32,7 +33,7 @@ def check_device(scale: Scale) -> None:
     if not torch.cuda.is_available():
         raise SpecterError(f"scale {scale.name} needs {scale.needs}, and there is no CUDA device", ELSEWHERE)
     for name in scale.hardware:
-        needed = load_hardware(CONF / "hardware" / f"{name}.yaml").device_memory_bytes
+        needed = load_typed(Hardware, CONF / "hardware" / f"{name}.yaml").device_memory_bytes
         free, total = torch.cuda.mem_get_info(0)
         if free < MOST_OF * needed:
             raise SpecterError(

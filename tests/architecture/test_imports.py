@@ -14,7 +14,7 @@ from specter.sources import PACKAGES, ROOT
 ROOMS = (
     ("errors", ["specter.errors"]),
     ("shared tools", ["specter.registry", "specter.files", "specter.sources", "specter.arguments",
-                            "specter.progress", "specter.provenance"]),
+                            "specter.progress", "specter.provenance", "specter.typed"]),
     ("what a model is", ["specter.models.spec", "specter.models.base", "specter.models.hub_config",
                          "specter.models.families"]),
     ("clocks and costs", ["specter.timeline", "specter.records"]),

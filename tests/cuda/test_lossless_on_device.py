@@ -27,7 +27,8 @@ from specter.models.cuda.runner import ModelRunner
 from specter.models.full_size import FULL_SIZE
 from specter.resolve import ResolvedRun
 from specter.timeline.costs import CostModel
-from specter.timeline.hardware import load_hardware
+from specter.timeline.hardware import Hardware
+from specter.typed import load_typed
 from tests.helpers import CONF, load_system
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -66,7 +67,7 @@ def generate(
         budget=BudgetConfig(tier, policy="same_experts"),
         dataset=DatasetConfig("none", "shipped", "", ""),
         sampling=SamplingConfig(**yaml.safe_load((CONF / "sampling" / f"{sampling}.yaml").read_text())),
-        hardware=load_hardware(CONF / "hardware" / "h200_pcie5.yaml"),
+        hardware=load_typed(Hardware, CONF / "hardware" / "h200_pcie5.yaml"),
         execution=ExecutionConfig(stress_seed=stress_seed),
         clock="device",
         k=k,

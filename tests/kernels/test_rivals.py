@@ -29,8 +29,9 @@ from specter.session import Replayer, RunResult
 from specter.speculation.accept import TokenSampler
 from specter.timeline.base import Timeline, Work
 from specter.timeline.cuda import CudaTimeline
-from specter.timeline.hardware import load_hardware
+from specter.timeline.hardware import Hardware
 from specter.timeline.virtual import VirtualTimeline
+from specter.typed import load_typed
 from tests.cuda.fakes import any_budget, host_budget
 from tests.helpers import CONF, load_system, open_live, write_random
 from tests.kernels.test_device_model import runner_with_all
@@ -39,7 +40,7 @@ from tests.kernels.test_gpu_decoder import CAPACITY, DEVICE, DRAFT, SPEC, Models
 __all__ = ["models"]  # the fixture
 DEV = torch.device(DEVICE)
 IS_CUDA = DEV.type == "cuda"
-HARDWARE = load_hardware(CONF / "hardware" / "h200_pcie5.yaml")
+HARDWARE = load_typed(Hardware, CONF / "hardware" / "h200_pcie5.yaml")
 PREDICTING = ("lru_next_gate", "mixtral_speculative_loading")
 OWN_DRAFT = ("specmoeoff", "specmoeoff_tuned")
 BASELINES = (*PREDICTING, "mixtral_offloading", "specmoeoff")

@@ -17,7 +17,8 @@ from specter.models.cpu.live import LiveModel
 from specter.recording import Recording
 from specter.resolve import resolve
 from specter.session import Replayer
-from specter.timeline.hardware import load_hardware
+from specter.timeline.hardware import Hardware
+from specter.typed import load_typed
 from tests.helpers import BASELINES, TINY, load_system, open_live, write_random
 
 SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
@@ -55,7 +56,7 @@ def config(directory: Path) -> RunConfig:
         budget=BUDGETS["high"],
         dataset=DatasetConfig("none", "shipped", "", ""),
         sampling=SAMPLINGS[0],
-        hardware=load_hardware(Path("conf/hardware/a100_40gb_pcie4.yaml")),
+        hardware=load_typed(Hardware, Path("conf/hardware/a100_40gb_pcie4.yaml")),
         max_new_tokens=NUM_TOKENS,
         warmup_tokens=5,
     )

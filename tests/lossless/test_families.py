@@ -17,7 +17,8 @@ from specter.models.spec import ModelSpec
 from specter.progress import make_progress
 from specter.quantize.cli import main
 from specter.resolve import resolve
-from specter.timeline.hardware import load_hardware
+from specter.timeline.hardware import Hardware
+from specter.typed import load_typed
 from tests.helpers import TINY_PHI, TINY_QWEN, load_system, write_random
 
 SPECTER = SystemConfig(name="specter", speculative=True, planner="three_phase", eviction="lru")
@@ -53,7 +54,7 @@ def config(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> RunConf
         budget=BudgetConfig("high"),
         dataset=DatasetConfig("none", "shipped", "", ""),
         sampling=SAMPLINGS[0],
-        hardware=load_hardware(Path("conf/hardware/a100_40gb_pcie4.yaml")),
+        hardware=load_typed(Hardware, Path("conf/hardware/a100_40gb_pcie4.yaml")),
         max_new_tokens=NUM_TOKENS,
         warmup_tokens=5,
     )

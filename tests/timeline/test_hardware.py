@@ -11,7 +11,8 @@ from specter.errors import SpecterError
 from specter.models.full_size import FULL_SIZE
 from specter.timeline.base import Work
 from specter.timeline.costs import CostModel
-from specter.timeline.hardware import Hardware, load_hardware
+from specter.timeline.hardware import Hardware
+from specter.typed import build_typed, load_typed
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
@@ -25,13 +26,13 @@ def test_the_named_profiles_exist() -> None:
 
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_number_has_a_source(path: Path) -> None:
-    hardware = load_hardware(path)
+    hardware = load_typed(Hardware, path)
     sourced = [line.partition(":")[0] for line in hardware.source.strip().splitlines()]
     assert sourced == [field.name for field in fields(Hardware) if field.name not in ("name", "source", "title")]
 
 
 def test_h200_copies_as_measured() -> None:
-    h200 = load_hardware(PROFILES / "h200_pcie5.yaml")
+    h200 = load_typed(Hardware, PROFILES / "h200_pcie5.yaml")
     for num_bytes, gb_per_s in ((1_000_000, 47.9), (17_301_504, 54.7), (157_286_400, 55.2)):
         assert num_bytes / h200.copy_ns(num_bytes) == pytest.approx(gb_per_s, rel=0.01)
 
@@ -39,7 +40,7 @@ def test_h200_copies_as_measured() -> None:
 @pytest.mark.parametrize(("name", "floor_ms"), [("a100_40gb_pcie4", 2.1), ("h200_pcie5", 0.68)])
 def test_draft_step_floors(name: str, floor_ms: float) -> None:
     costs = CostModel(DEEPSEEK_V2_LITE, tile_rows=48, kv_capacity=256)
-    hardware = load_hardware(PROFILES / f"{name}.yaml")
+    hardware = load_typed(Hardware, PROFILES / f"{name}.yaml")
     assert hardware.hbm_ns(costs.draft_step_bytes()) / 1e6 == pytest.approx(floor_ms, rel=0.02)
 
 
@@ -55,28 +56,28 @@ def test_roofline_takes_the_larger_and_rounds_up() -> None:
     ("change", "named"),
     [
         ({"hbm": 1}, "'hbm'"),
-        ({"launch_ns": None}, "'launch_ns' is missing"),
+        ({"launch_ns": None}, "here: launch_ns: .* missing mandatory value"),
         ({"launch_ns": -1}, "launch_ns is -1"),
         ({"link_bytes_per_s": 0}, "link_bytes_per_s is 0"),
-        ({"link_bytes_per_s": 24e9}, "link_bytes_per_s is 24000000000.0"),
-        ({"kernel_ns": True}, "kernel_ns is True"),
+        ({"link_bytes_per_s": 24e9}, "here: link_bytes_per_s: Value '24000000000.0' of type 'float'"),
+        ({"kernel_ns": True}, "here: kernel_ns: Value 'True' of type 'bool'"),
         ({"source": " "}, "source is ' '"),
     ],
 )
 def test_bad_values(change: dict[str, object], named: str) -> None:
-    values = {key: value for key, value in (asdict(load_hardware(A100)) | change).items() if value is not None}
+    values = {key: value for key, value in (asdict(load_typed(Hardware, A100)) | change).items() if value is not None}
     with pytest.raises(SpecterError, match=named):
-        Hardware.from_mapping(values, "here")
+        build_typed(Hardware, values, "here: ")
 
 
 def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(SpecterError, match="a100_40gb_pcie4, h200_pcie5"):
-        load_hardware(PROFILES / "a100.yaml")
+        load_typed(Hardware, PROFILES / "a100.yaml")
     other = tmp_path / "other.yaml"
     other.write_text(A100.read_text())
     with pytest.raises(SpecterError, match="name it 'other'"):
-        load_hardware(other)
+        load_typed(Hardware, other)
     for text in ("- 1\n", "name: [", "name: a\nname: b\n"):
         other.write_text(text)
         with pytest.raises(SpecterError, match="other.yaml"):
-            load_hardware(other)
+            load_typed(Hardware, other)

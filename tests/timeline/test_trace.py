@@ -10,16 +10,17 @@ import pytest
 
 from specter.errors import SpecterError
 from specter.timeline.base import Work
-from specter.timeline.hardware import load_hardware
+from specter.timeline.hardware import Hardware
 from specter.timeline.trace import TraceOp, write_chrome_trace
 from specter.timeline.virtual import VirtualTimeline
+from specter.typed import load_typed
 
 A100 = Path(__file__).parents[2] / "conf" / "hardware" / "a100_40gb_pcie4.yaml"
 WORK = Work("experts", hbm_bytes=1_234_567, flops=89, kernels=2, launches=2)
 
 
 def play(trace: bool) -> VirtualTimeline:
-    timeline = VirtualTimeline(load_hardware(A100), trace=trace)
+    timeline = VirtualTimeline(load_typed(Hardware, A100), trace=trace)
     payload = timeline.copy(1_000_001, lambda: None, label="L3 E7")
     for _ in range(3):
         _, end = timeline.compute(WORK, lambda: None, [payload])

@@ -132,8 +132,9 @@ def test_an_experiment_of_executions_is_refused_on_the_virtual_clock(
     with pytest.raises(SpecterError, match="(?s)ablation switches executions.* virtual clock.*device clock"):
         plan.experiment_runs("laptop", "ablation", *ARGUMENTS[2:])
     for clock in ("virtual", "device"):
-        listed = yaml.safe_load(Path("conf/scale/standin.yaml").read_text()) | {"clock": clock, "name": clock}
-        path = tmp_path / f"conf/scale/lists_families_{clock}.yaml"
+        name = f"lists_families_{clock}"
+        listed = yaml.safe_load(Path("conf/scale/standin.yaml").read_text()) | {"clock": clock, "name": name}
+        path = tmp_path / f"conf/scale/{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(listed | {"experiments": ["main"]}))  # `others` lists families
     (tmp_path / "conf/experiment").symlink_to(Path("conf/experiment").resolve())

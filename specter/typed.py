@@ -1,0 +1,55 @@
+"""Dataclasses from plain values and from YAML files, strictly typed. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from specter.errors import SpecterError
+
+Schema = TypeVar("Schema")
+
+
+def build_typed(schema: type[Schema], values: Any, where: str = "") -> Schema:
+    """A dataclass from the values of its keys, nested or not.
+
+    Args:
+        where: of the values, in messages.
+    Raises:
+        SpecterError: an unknown key, a missing key or a value of the wrong type, by name.
+    """
+    try:
+        empty = OmegaConf.structured(schema)
+        for node in (empty, *map(empty._get_node, empty)):
+            if isinstance(node, DictConfig):  # a frozen dataclass makes a read-only node, which refuses all values
+                OmegaConf.set_readonly(node, None)
+        built = OmegaConf.to_object(OmegaConf.merge(empty, values))
+    except OmegaConfBaseException as error:
+        what = f"{where}{error.full_key or schema.__name__}: {str(error).splitlines()[0]}"
+        place = f"{schema.__name__} in {schema.__module__.replace('.', '/')}.py"
+        raise SpecterError(what, f"see conf/ and {place} for the known keys and their types") from None
+    assert isinstance(built, schema)
+    return built
+
+
+def load_typed(schema: type[Schema], path: Path) -> Schema:
+    """A dataclass from a file such as conf/hardware/a100_40gb_pcie4.yaml, whose stem is its `name`, if it has one.
+
+    Raises:
+        SpecterError: no such file, with those beside it; not YAML; as `build_typed`; another name.
+    """
+    if not path.is_file():
+        known = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml"))) or "none"
+        raise SpecterError(f"{path.parent.name} {path.stem!r} is unknown", f"use one of: {known}")
+    try:
+        values = OmegaConf.load(path)
+    except (YAMLError, UnicodeDecodeError, OSError) as error:
+        raise SpecterError(f"{path} cannot be read: {error}", "repair the YAML") from None
+    built = build_typed(schema, values, f"{path}: ")
+    if (name := getattr(built, "name", path.stem)) != path.stem:
+        raise SpecterError(f"{path}: name is {name!r}", f"name it {path.stem!r}, like its file")
+    return built
