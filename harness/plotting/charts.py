@@ -31,6 +31,8 @@ class Grid:
         rows, columns: names of columns of `data`; empty for a single row or column of panels.
         width, height: inches of the figure, and of one row of panels.
         margin: inches for the legend.
+        x, y: titles of the axes, at the outer panels.
+        legend: columns of one legend for all panels, above them; 0: one row; None: no such legend.
     """
 
     def __init__(
@@ -45,8 +47,11 @@ class Grid:
         sharex: bool = False,
         sharey: bool | Literal["col"] = False,
         title_size: float = 8.5,
+        x: str = "",
+        y: str = "",
+        legend: int | None = None,
     ) -> None:
-        self.data, self.rows, self.columns, self.title_size = data, rows, columns, title_size
+        self.data, self.rows, self.columns, self.title_size, self.legend = data, rows, columns, title_size, legend
         self.row_values = data[rows].unique().tolist() if rows else [None]
         self.column_values = data[columns].unique().tolist() if columns else [None]
         num_rows, num_columns = len(self.row_values), len(self.column_values)
@@ -54,6 +59,10 @@ class Grid:
         self.figure = _new_figure(size)
         axes = self.figure.subplots(num_rows, num_columns, squeeze=False, sharex=sharex, sharey=sharey)
         self.axes: list[list[Axes]] = axes.tolist()
+        for panel in self.axes[-1]:
+            panel.set_xlabel(x)
+        for row in self.axes:
+            row[0].set_ylabel(y)
 
     def __iter__(self) -> Iterator[tuple[Axes, pd.DataFrame]]:
         for row, row_value in zip(self.axes, self.row_values, strict=True):
@@ -65,22 +74,17 @@ class Grid:
                     panel.set_title(part["panel"].iloc[0], fontsize=self.title_size)
                 yield panel, part
 
-    def label(self, *, x: str = "", y: str = "") -> None:
-        """Names the axes of the outer panels."""
-        for panel in self.axes[-1]:
-            panel.set_xlabel(x)
-        for row in self.axes:
-            row[0].set_ylabel(y)
-
-    def legend(self, columns: int = 0) -> None:
-        """One legend for all panels, above them; `columns`: at most so many, 0 for one row."""
-        handles: dict[str, Any] = {}
-        for panel in (panel for row in self.axes for panel in row):
-            for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
-                handles.setdefault(name, handle)
-        self.figure.legend(
-            list(handles.values()), list(handles), loc="outside upper center", ncols=columns or len(handles)
-        )
+    def finish(self, lines: Sequence[str]) -> Figure:
+        """The figure, with its legend and these lines below."""
+        if self.legend is not None:
+            handles: dict[str, Any] = {}
+            for panel in (panel for row in self.axes for panel in row):
+                for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
+                    handles.setdefault(name, handle)
+            columns = self.legend or len(handles)
+            self.figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=columns)
+        footer(self.figure, lines)
+        return self.figure
 
 
 def grouped_bars(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -13,6 +14,10 @@ from harness.plotting.titles import in_order, title
 from specter.errors import SpecterError
 
 Frames = dict[str, pd.DataFrame]  # by source: an experiment, a probe, or a file of data/reference/<machine>
+Row = dict[str, Any]
+# The group of titles, and the heading in a table, of columns that are named otherwise.
+GROUPS = {"charged_as": "model", "rival": "system", "hero": "system"}
+HEADINGS = {"mode": "text", "prompt_tokens": "prompt"}
 MACRO = "mean"  # the data set that stands for all of them
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the last, the normal distribution's.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12,
@@ -64,25 +69,52 @@ def rows_of(frame: pd.DataFrame, **settings: object) -> pd.DataFrame:
     return frame
 
 
-def each(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The values of a column of names with their rows, in the order of figures and tables."""
-    for name in in_order("model" if column == "charged_as" else column, frame[column]):
-        yield name, frame[frame[column] == name]
+def names(frame: pd.DataFrame, column: str) -> list[Any]:
+    """The distinct values of a column in the order of figures and tables: of budgets, what gives Specter most is first;
+    of lengths of prompts, 0 (the whole) is last."""
+    if column == "budget" and {"system", "experts_per_layer"} <= set(frame):
+        ours = rows_of(frame, system="specter").sort_values("experts_per_layer", ascending=False)
+        if len(ours):
+            return ours["budget"].unique().tolist()
+    if column == "prompt_tokens":
+        return sorted(set(frame[column]), key=lambda length: length or float("inf"))
+    return in_order(GROUPS.get(column, column), frame[column])
+
+
+def split(frame: pd.DataFrame, *columns: str) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """The values of these columns with their rows, for every combination that has rows; `charged_as` is named model."""
+    if not columns:
+        yield {}, frame
+        return
+    first, *others = columns
+    for value in names(frame, first):
+        for named, rows in split(rows_of(frame, **{first: value}), *others):
+            yield {"model" if first == "charged_as" else first: value} | named, rows
+
+
+def blocks(frame: pd.DataFrame, columns: Sequence[str], build: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+    """What `build` makes of the rows of every combination of `columns`, one below the other, with these columns."""
+    made = [build(rows).assign(**named) for named, rows in split(frame, *columns)]
+    return pd.concat([block for block in made if len(block)], ignore_index=True)
+
+
+def summary(frame: pd.DataFrame, columns: Sequence[str], numbers: Callable[[pd.DataFrame], Row]) -> pd.DataFrame:
+    """A row for every combination of `columns`: their values, and what `numbers` makes of its rows."""
+    return pd.DataFrame([named | numbers(rows) for named, rows in split(frame, *columns)])
+
+
+def table_rows(frame: pd.DataFrame, columns: Sequence[str], numbers: Callable[[pd.DataFrame], Row]) -> pd.DataFrame:
+    """`summary` as a table shows it: with titles instead of names. `numbers` can replace a title."""
+    rows: list[Row] = []
+    for named, mine in split(frame, *columns):
+        titles = {HEADINGS.get(key, key): title(GROUPS.get(key, key), value) for key, value in named.items()}
+        rows.append({**titles, **numbers(mine)})
+    return pd.DataFrame(rows)
 
 
 def of_model(frames: Frames, model: str) -> Frames:
     """The rows of one model."""
     return {name: rows_of(frame, model=model) for name, frame in frames.items()}
-
-
-def models(frame: pd.DataFrame) -> list[str]:
-    """The published models that the rows are charged as, in order."""
-    return in_order("model", frame["charged_as"])
-
-
-def systems(frame: pd.DataFrame) -> list[str]:
-    """The systems of a table of runs, in order."""
-    return in_order("system", frame["system"])
 
 
 def depths(frame: pd.DataFrame) -> str:
@@ -111,24 +143,13 @@ def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
     return f"{sampling}, T = {temperature:g}"
 
 
-def tiers(frame: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Samplings, and budgets with the largest first."""
-    used = frame[frame["system"] == "specter"].sort_values("experts_per_layer", ascending=False)
-    return sorted(frame["sampling"].unique()), used["budget"].unique().tolist()
-
-
-def cells(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    """(budget, sampling, rows), largest budget first."""
-    samplings, budgets = tiers(frame)
-    return [
-        (budget, sampling, rows_of(frame, budget=budget, sampling=sampling))
-        for budget in budgets
-        for sampling in samplings
-    ]
-
-
-def panel_title(frame: pd.DataFrame, budget: str, sampling: str) -> str:
-    return f"{budget_title(frame, budget)}, {sampling_title(frame, sampling)}"
+def with_panels(data: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds the titles of panels, for the budget and, if there is one, the sampling of each row, as `frame` has them."""
+    panels = [budget_title(frame, budget) for budget in data["budget"]]
+    if "sampling" in data:
+        samplings = [sampling_title(frame, sampling) for sampling in data["sampling"]]
+        panels = [", ".join(pair) for pair in zip(panels, samplings, strict=True)]
+    return data.assign(panel=panels)
 
 
 def with_macro(means: pd.DataFrame) -> pd.DataFrame:
@@ -142,9 +163,9 @@ def macro(frame: pd.DataFrame, column: str) -> float:
     return float(frame.groupby("dataset")[column].mean().mean())
 
 
-def macro_by(frame: pd.DataFrame, keys: Sequence[str], column: str) -> pd.Series:
-    """`macro` of every group of `keys`, which are the index."""
-    means: pd.Series = frame.groupby([*keys, "dataset"])[column].mean().groupby(list(keys)).mean()
+def macros(frame: pd.DataFrame) -> pd.Series:
+    """`macro` of every column of numbers."""
+    means: pd.Series = frame.groupby("dataset").mean(numeric_only=True).mean()
     return means
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from harness.plotting.frames import depths, models, sampling_title
+from harness.plotting.frames import depths, names, sampling_title
 from harness.plotting.titles import in_order, title
 
 LOOPING = 0.9  # distinct 4-grams below this: the text repeats itself, which raises hit rates
@@ -16,13 +16,15 @@ SPREAD = "Whiskers: least to greatest input"
 def checkpoint_line(frame: pd.DataFrame) -> str:
     pairs = frame[["checkpoint_kind", "charged_as"]].drop_duplicates()
     kinds = dict(zip(pairs["charged_as"], pairs["checkpoint_kind"], strict=True))
-    return ", ".join(f"{title('checkpoint', kinds[model])} {title('model', model)}" for model in models(frame))
+    return ", ".join(
+        f"{title('checkpoint', kinds[model])} {title('model', model)}" for model in names(frame, "charged_as")
+    )
 
 
 def per_model(frame: pd.DataFrame, describe: Callable[[pd.DataFrame], str]) -> str:
     """`describe` of each model's rows: once if it is the same for all, else followed by the models that it is of."""
     described: dict[str, list[str]] = {}
-    for model in models(frame):
+    for model in names(frame, "charged_as"):
         described.setdefault(describe(frame[frame["charged_as"] == model]), []).append(title("model", model))
     if len(described) == 1:
         return next(iter(described))
@@ -93,14 +95,14 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     notes = []
     if "fits_without_offloading" in frame:
         fitting = frame[frame["fits_without_offloading"].astype(bool)]
-        for model in models(fitting):
+        for model in names(fitting, "charged_as"):
             machines = in_order("hardware", fitting.loc[fitting["charged_as"] == model, "hardware"])
             named = " / ".join(title("hardware", name) for name in machines)
             notes.append(f"The whole {title('model', model)} fits {named} without offloading.")
     if {"specter", "lru"} <= set(frame.get("system", ())) and set(frame["policy"]) == {"same_bytes"}:
         ours = frame[frame["system"] == "specter"]
         draft_gb = ours.groupby("charged_as")["device_draft_bytes"].first() / 1e9
-        sizes = ", ".join(f"{draft_gb[model]:.1f}" for model in models(ours))
+        sizes = ", ".join(f"{draft_gb[model]:.1f}" for model in names(ours, "charged_as"))
         notes.append(
             f"Systems have equal device bytes: what Specter spends on its INT4 draft ({sizes} GB), others "
             "spend on slots. A budget's experts per layer are Specter's."

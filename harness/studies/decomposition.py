@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid
-from harness.plotting.frames import Frames, dataset_title, rows_of, tiers
+from harness.plotting.frames import Frames, dataset_title, macro, rows_of, summary, table_rows
 from harness.plotting.tables import Table
 from harness.plotting.titles import in_order, title
 from harness.studies import published
@@ -44,17 +47,8 @@ def _selected(frames: Frames) -> tuple[pd.DataFrame, str]:
 def decomposition_data(frames: Frames) -> pd.DataFrame:
     """[budget, hero, panel, rival, part, ms]: milliseconds per token saved, means over texts; `hero` is our system."""
     parts = _selected(frames)[0].dropna(subset="part")
-    means = parts.groupby(["budget", "hero", "rival", "part"])["ms"].mean()
-    rows = [
-        {"budget": budget, "hero": hero, "panel": f"{title('system', hero)}, {budget}", "rival": rival, "part": part,
-         "ms": means[budget, hero, rival, part]}
-        for budget in tiers(frames["rivals"])[1]
-        for hero in in_order("system", parts["hero"])
-        for rival in in_order("system", parts["rival"])
-        if (budget, hero, rival) in means
-        for part in PARTS
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
+    data = summary(parts, ["budget", "hero", "rival", "part"], lambda mine: {"ms": mine["ms"].mean()})
+    return data.assign(panel=data["hero"].map(partial(title, "system")) + ", " + data["budget"])
 
 
 def decomposition_footer(frames: Frames) -> list[str]:
@@ -69,10 +63,10 @@ def decomposition_footer(frames: Frames) -> list[str]:
     footer=decomposition_footer, about="where the speed-up over each rival comes from, one thing switched at a time",
 )  # fmt: skip
 def draw_decomposition(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="budget", columns="hero", height=2.3, margin=0.4, sharey=True)
+    grid = Grid(data, rows="budget", columns="hero", height=2.3, margin=0.4, sharey=True, y="saved (ms per token)",
+                legend=3)  # fmt: skip
     for panel, part in grid:
-        values = part.pivot(index="rival", columns="part", values="ms")
-        values = values.loc[in_order("system", values.index)]
+        values = part.pivot(index="rival", columns="part", values="ms").loc[part["rival"].unique()]
         x = np.arange(len(values))
         above, below = np.zeros(len(values)), np.zeros(len(values))
         for name, (label, colour) in PARTS.items():
@@ -83,38 +77,29 @@ def draw_decomposition(data: pd.DataFrame) -> Grid:
         panel.axhline(0, color="black", lw=0.8)
         names = [title("system", name).replace(", ", "\n").replace("-Off", "-\nOff") for name in values.index]
         panel.set_xticks(x, names, fontsize=5.8)
-    grid.label(y="saved (ms per token)")
-    grid.legend(3)
     return grid
 
 
-def _rows(parts: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Mean parts and times by `keys`; a rival that does not fit has a row without numbers."""
-    groups = {"hero": "system", "rival": "system", "hardware": "hardware", "policy": "policy"}
-    rows: list[dict[str, object]] = []
-    for values, group in parts.groupby(keys, sort=False):
-        named: dict[str, object] = {
-            key: title(groups[key], value) if key in groups else value for key, value in zip(keys, values, strict=True)
-        }
-        if group["part"].isna().all():
-            rows.append(named | {"K": MISFIT})
-            continue
-        rival, ours = (group.groupby("dataset")[name].mean().mean() for name in ("rival_ms", "hero_ms"))
-        mean = group.groupby("part")["ms"].mean()
-        depths = f"{group['rival_k'].iloc[0] or '–'} : {group['hero_k'].iloc[0]}"
-        rows.append(
-            named
-            | {"K": depths, "rival (ms)": rival, "ours (ms)": ours, "ratio": rival / ours}
-            | {label: mean[part] for part, (label, _) in PARTS.items()}
-        )
-    return pd.DataFrame(rows)
+def _numbers(group: pd.DataFrame) -> dict[str, Any]:
+    """Mean times and parts of a pair of systems; a rival that does not fit has no numbers."""
+    if group["part"].isna().all():
+        return {"K": MISFIT}
+    rival, ours = macro(group, "rival_ms"), macro(group, "hero_ms")
+    depths = f"{group['rival_k'].iloc[0] or '–'} : {group['hero_k'].iloc[0]}"
+    return {
+        "K": depths,
+        "rival (ms)": rival,
+        "ours (ms)": ours,
+        "ratio": rival / ours,
+        **{label: rows_of(group, part=part)["ms"].mean() for part, (label, _) in PARTS.items()},
+    }
 
 
 @table("decomposition", "rivals", "decomposition", model_by_model=True)
 def decomposition_table(frames: Frames) -> Table:
     runs = frames["rivals"]
     parts, policy = _selected(frames)
-    rows = _rows(parts.sort_values(["budget", "hero"], kind="stable"), ["budget", "hero", "rival"])
+    rows = table_rows(parts, ["budget", "hero", "rival"], _numbers)
     of = notes.provenance(explained(runs, parts))
     words = [WHAT, f"Memory: {title('policy', policy)}. {of}."]
     return Table("Where the speed-up comes from", rows, 4, words, notes.stated(runs))
@@ -126,8 +111,9 @@ def decomposition_table(frames: Frames) -> Table:
 )  # fmt: skip
 def published_ratio_table(frames: Frames) -> Table:
     runs, parts = frames["rivals"], frames["decomposition"]
-    parts = rows_of(parts, rival="specmoeoff").sort_values(["hero", "hardware", "budget"], kind="stable")
-    rows = _rows(parts, ["hero", "hardware", "budget", "policy"])
+    parts = rows_of(parts, rival="specmoeoff")
+    rows = table_rows(parts, ["hero", "hardware", "budget", "policy"], _numbers)
+    rows = rows.sort_values(["hero", "hardware"], kind="stable", ignore_index=True)
     after = rows.columns.tolist().index("ratio") + 1
     rows.insert(after, "published, mean", published.SPEEDUP_MEAN)
     rows.insert(after + 1, "published, most", published.SPEEDUP_MAX)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
-from harness.plotting.frames import Frames, macro_by, rows_of, systems, tiers
+from harness.plotting.frames import Frames, rows_of, table_rows
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import title
 from harness.studies import published
@@ -23,22 +25,25 @@ def depth_profile_published(frames: Frames) -> Table:
     return _best_depths(frames["depth_profile"])
 
 
+def _by_k(runs: pd.DataFrame) -> pd.Series:
+    """Macro averages of TPOT by K."""
+    means: pd.Series = runs.groupby(["k", "dataset"])["tpot_ms"].mean().groupby("k").mean()
+    return means
+
+
 def _best_depths(frame: pd.DataFrame) -> Table:
     ours = rows_of(frame, system="specter")
-    keys = ["charged_as", "budget", "sampling"]
     rows = []
-    for (model, budget, sampling), cell in macro_by(ours, [*keys, "k"], "tpot_ms").groupby(keys):
-        by_k: dict[int, float] = dict(zip(cell.index.get_level_values("k").tolist(), cell.tolist(), strict=True))
-        best = min(by_k, key=lambda k: by_k[k])
-        given = published.DEPTH.get(str(model))
+    for (model, budget, sampling), cell in ours.groupby(["charged_as", "budget", "sampling"]):
+        by_k, given = _by_k(cell), published.DEPTH.get(str(model))
         rows.append(
             {
                 "model": title("model", model),
                 "budget": budget,
                 "sampling": sampling,
-                "best K": str(best),
-                "TPOT (ms)": by_k[best],
-                "within 2 % of it": ", ".join(str(k) for k, time in by_k.items() if time <= NEAR * by_k[best]),
+                "best K": str(by_k.idxmin()),
+                "TPOT (ms)": by_k.min(),
+                "within 2 % of it": ", ".join(str(k) for k in by_k.index[by_k <= NEAR * by_k.min()]),
                 "paper's K": "–" if given is None else str(given),
                 "TPOT at the paper's K (ms)": by_k.get(given or 0, float("nan")),
             }
@@ -53,33 +58,27 @@ def _best_depths(frame: pd.DataFrame) -> Table:
     about="every system at its best K; SpecMoEOff's own choice of K",
 )  # fmt: skip
 def best_depth(frames: Frames) -> Table:
-    frame, probe = frames["k_sweep"], frames["probe"]
-    mine = frame[frame["speculative"] & frame["fits_budget"]]
-    means = macro_by(mine, ["budget", "sampling", "system", "k"], "tpot_ms")
-    rows = []
-    for budget in tiers(frame)[1]:
-        for sampling in sorted(frame["sampling"].unique()):
-            for system in systems(mine):
-                by_k = means.loc[budget, sampling, system]
-                row = {
-                    "budget": budget,
-                    "sampling": sampling,
-                    "system": title("system", system),
-                    "K tried": ", ".join(str(k) for k in by_k.index),
-                    "best K": str(by_k.idxmin()),
-                    "TPOT (ms)": by_k.min(),
-                    "TPOT at the paper's K (ms)": by_k.get(published.DEPTH[frame["charged_as"].iloc[0]], float("nan")),
-                }
-                if system == "specmoeoff_tuned":
-                    cell = rows_of(mine, budget=budget, sampling=sampling, system=system)
-                    chosen = _cost_model_k(cell, rows_of(probe, mode=sampling), by_k.index.tolist())
-                    row |= {"K of its cost model": float(chosen), "TPOT there (ms)": by_k[chosen]}
-                rows.append(row)
+    frame = frames["k_sweep"]
+
+    def numbers(mine: pd.DataFrame) -> dict[str, Any]:
+        by_k, one = _by_k(mine), mine.iloc[0]
+        row = {
+            "K tried": ", ".join(str(k) for k in by_k.index),
+            "best K": str(by_k.idxmin()),
+            "TPOT (ms)": by_k.min(),
+            "TPOT at the paper's K (ms)": by_k.get(published.DEPTH[one["charged_as"]], float("nan")),
+        }
+        if one["system"] != "specmoeoff_tuned":
+            return row
+        chosen = _cost_model_k(mine, rows_of(frames["probe"], mode=one["sampling"]), by_k.index.tolist())
+        return row | {"K of its cost model": float(chosen), "TPOT there (ms)": by_k[chosen]}
+
+    rows = table_rows(frame[frame["speculative"] & frame["fits_budget"]], ["budget", "sampling", "system"], numbers)
     words = (
         "Macro average over data sets. The cost model is SpecMoEOff's (H2D, GPU MoE, attention, draft), given the "
         "acceptance of its own recordings and the mean expert union of this text."
     )
-    return run_table("Best depth of every system", pd.DataFrame(rows), 5, words, frame)
+    return run_table("Best depth of every system", rows, 5, words, frame)
 
 
 def _cost_model_k(runs: pd.DataFrame, probe: pd.DataFrame, ks: list[int]) -> int:

@@ -62,7 +62,7 @@ def ablation_data(frames: Frames) -> pd.DataFrame:
     about="the cost of each choice, against the floor of the same texts",
 )  # fmt: skip
 def draw_ablation(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, height=2.2)
+    grid = Grid(data, height=2.2, x="mean TPOT over mean floor_trace of the same texts")
     ((panel,),) = grid.axes
     names = data["choice"].unique().tolist()
     for offset, tier in zip((-0.2, 0.2), TIERS, strict=True):
@@ -76,7 +76,6 @@ def draw_ablation(data: pd.DataFrame) -> Grid:
     panel.set_yticks(range(len(names)), names, fontsize=6.5)
     panel.invert_yaxis()
     panel.legend(loc="lower right")
-    grid.label(x="mean TPOT over mean floor_trace of the same texts")
     return grid
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from harness.plotting.charts import PAPER, Grid, mark, plain_log
-from harness.plotting.frames import Frames, each, rows_of, systems
+from harness.plotting.frames import Frames, names, rows_of, split, table_rows
 from harness.plotting.notes import counted
 from harness.plotting.tables import Table
-from harness.plotting.titles import colour, in_order, title
+from harness.plotting.titles import colour, title
 from harness.studies.registry import figure, table
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def clock_data(frames: Frames) -> pd.DataFrame:
 
 def _line(frame: pd.DataFrame) -> str:
     """Provenance of the comparison."""
-    names = " and ".join(title("model", model) for model in in_order("model", frame["model"]))
+    models = " and ".join(title("model", model) for model in names(frame, "model"))
     num_prompts, one = len(frame[["dataset", "input"]].drop_duplicates()), frame.iloc[0]
     return (
         f"{len(frame)} runs of {counted(num_prompts, 'prompt')}, {one['max_new_tokens']} tokens each, measured once on "
-        f"{one['gpu']} (commit {one['commit']}; inflated stand-ins of {names}), and their recordings replayed by the "
+        f"{one['gpu']} (commit {one['commit']}; inflated stand-ins of {models}), and their recordings replayed by the "
         f"virtual clock of conf/hardware/{one['hardware']}.yaml, whose rates come from other runs on such a machine"
     )
 
@@ -57,10 +57,11 @@ def draw_clock(data: pd.DataFrame) -> Grid:
     both = pd.concat([data.assign(side=side) for side in ("scatter", "strip")])
     grid = Grid(both, columns="side", height=2.6)
     ((scatter, strip),) = grid.axes
-    names, shown = systems(data), in_order("model", data["model"])
-    for row, (system, mine) in enumerate(each(data, "system")):
+    systems, shown = names(data, "system"), names(data, "model")
+    for row, system in enumerate(systems):
+        mine, shade = rows_of(data, system=system), colour(system)
         for model, marker in zip(shown, MARKERS, strict=False):
-            part, shade = rows_of(mine, model=model), colour(system)
+            part = rows_of(mine, model=model)
             scatter.scatter(part["measured_tpot_ms"], part["charged_tpot_ms"], s=11, color=shade, lw=0, marker=marker)
             strip.scatter(part["ratio"], [row] * len(part), s=11, color=shade, lw=0, marker=marker)
         mark(strip, row, mine["ratio"].median(), half=0.3, upright=True)
@@ -72,7 +73,7 @@ def draw_clock(data: pd.DataFrame) -> Grid:
     scatter.set_ylabel("charged by the virtual clock (ms)")
     strip.axvline(1, color=PAPER, lw=0.8)
     strip.axvspan(1 - WITHIN, 1 + WITHIN, color=BAND, lw=0, zorder=0)
-    strip.set_yticks(range(len(names)), [title("system", name) for name in names], fontsize=6.2)
+    strip.set_yticks(range(len(systems)), [title("system", name) for name in systems], fontsize=6.2)
     strip.invert_yaxis()
     strip.set_xlabel("charged over measured")
     return grid
@@ -88,29 +89,24 @@ def _draw_diagonal(panel: Axes, times: pd.Series) -> None:
         plain_log(axis, subs=(1, 2, 5))
 
 
+def _ratios(mine: pd.DataFrame) -> dict[str, Any]:
+    return {
+        "measured TPOT (ms)": mine["measured_tpot_ms"].mean(),
+        "charged TPOT (ms)": mine["charged_tpot_ms"].mean(),
+        "charged over measured, median": mine["ratio"].median(),
+        "least": mine["ratio"].min(),
+        "greatest": mine["ratio"].max(),
+        "runs": str(len(mine)),
+    }
+
+
 @table("device.clock", "clock")
 def clock_table(frames: Frames) -> Table:
     frame = clock_data(frames)
-    rows = []
-    for model, of_model in each(frame, "model"):
-        for system, runs in [*each(of_model, "system"), ("all", of_model)]:
-            for tier in ("high", "low"):
-                mine = rows_of(runs, budget=tier)
-                if len(mine):
-                    rows.append(
-                        {
-                            "model": title("model", model),
-                            "system": title("system", system),
-                            "budget": tier,
-                            "measured TPOT (ms)": mine["measured_tpot_ms"].mean(),
-                            "charged TPOT (ms)": mine["charged_tpot_ms"].mean(),
-                            "charged over measured, median": mine["ratio"].median(),
-                            "least": mine["ratio"].min(),
-                            "greatest": mine["ratio"].max(),
-                            "runs": str(len(mine)),
-                        }
-                    )
+    keys = ["model", "system", "budget"]
+    parts = [table_rows(part, keys, _ratios) for _, of_model in split(frame, "model")
+             for part in (of_model, of_model.assign(system="all"))]  # fmt: skip
     gpu = frame["gpu"].iloc[0]
     stated = {"clock": "virtual against device", "hardware": gpu, "checkpoint": "narrow stand-ins, inflated"}
     words = [f"{_line(frame)}. Greedy and seeded runs together."]
-    return Table("The virtual clock against the device", pd.DataFrame(rows), 3, words, stated)
+    return Table("The virtual clock against the device", pd.concat(parts, ignore_index=True), 3, words, stated)

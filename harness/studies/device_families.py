@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from harness.plotting.charts import Grid, note, plain_log
-from harness.plotting.frames import Frames, demand_lossless, each, models, rows_of
+from harness.plotting.frames import Frames, demand_lossless, names, rows_of
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
 from harness.studies.device_systems import OURS
@@ -69,7 +69,7 @@ def families_data(frames: Frames) -> pd.DataFrame:
     rows = []
     for panel, bars in PANELS.items():
         for bar, (_, name) in bars.items():
-            for model in models(frame):
+            for model in names(frame, "charged_as"):
                 of_bench = medians(frames, model)
                 whole = name in OFFLOADED
                 value = _of_system(frame, model, name)["tpot_ms"].mean() if whole else of_bench.get(name, np.nan)
@@ -85,8 +85,9 @@ def _slots(frame: pd.DataFrame, model: str) -> str:
 def families_footer(frames: Frames) -> list[str]:
     frame = frames["families"]
     sources = [
-        f"{title('model', model)}: {of['gpu'].iloc[0]}; {_slots(frame, model)}; commit {of['commit'].iloc[0][:7]}."
-        for model, of in each(frame, "charged_as")
+        f"{title('model', model)}: {one['gpu']}; {_slots(frame, model)}; commit {one['commit'][:7]}."
+        for model in names(frame, "charged_as")
+        for one in [rows_of(frame, charged_as=model).iloc[0]]
     ]
     return [
         "Device clock; medians of 5; inflated stand-ins; greedy, all tokens equal resident plain decoding's. Unfused: "
@@ -100,7 +101,7 @@ def families_footer(frames: Frames) -> list[str]:
     about="16 bits against INT4, fused and not, for three models",
 )  # fmt: skip
 def draw_families(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, columns="panel", height=2.2, title_size=7.2)
+    grid = Grid(data, columns="panel", height=2.2, title_size=7.2, y="time (log)")
     shown = data["model"].unique().tolist()
     for panel, part in grid:
         bars = PANELS[part["panel"].iloc[0]]
@@ -115,7 +116,6 @@ def draw_families(data: pd.DataFrame) -> Grid:
         panel.margins(y=0.3)  # room for the legend
         panel.set_xticks(range(len(shown)), [title("model", m).replace("-", "-\n", 1) for m in shown], fontsize=6)
         panel.legend(fontsize=5.5, loc="upper left")
-    grid.label(y="time (log)")
     return grid
 
 
@@ -123,7 +123,7 @@ def draw_families(data: pd.DataFrame) -> Grid:
 def families_table(frames: Frames) -> Table:
     frame = demand_lossless(frames["families"], "families")
     columns, sources = {}, []
-    for model in models(frame):
+    for model in names(frame, "charged_as"):
         of_bench, fused = medians(frames, model), _of_system(frame, model, "fused")
         one = fused.iloc[0]
         numbers = {heading: of_bench.get(name, np.nan) for heading, name in LATENCIES.items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, mark, note
-from harness.plotting.frames import Frames, demand_lossless, each, rows_of
+from harness.plotting.frames import Frames, demand_lossless, rows_of, table_rows
 from harness.plotting.tables import Table
-from harness.plotting.titles import colour, short_title, title
+from harness.plotting.titles import colour, short_title
 from harness.studies.registry import figure, table
 
 OURS = "specter_deadline"
@@ -62,7 +64,7 @@ def rounds_data(frames: Frames) -> pd.DataFrame:
     about="systems measured at both budgets, greedy and seeded",
 )  # fmt: skip
 def draw_rounds(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, columns="panel", height=2.1, sharey=True, title_size=7.5)
+    grid = Grid(data, columns="panel", height=2.1, sharey=True, title_size=7.5, y="TPOT (ms per token)", legend=0)
     for panel, part in grid:
         for x, row in enumerate(part.to_dict("records")):
             spread = [[row["tpot_ms"] - row["least"]], [row["greatest"] - row["tpot_ms"]]]
@@ -72,8 +74,6 @@ def draw_rounds(data: pd.DataFrame) -> Grid:
             if row["floor_trace_ms"] == row["floor_trace_ms"]:
                 mark(panel, x, row["floor_trace_ms"], half=0.4)
         panel.set_xticks([])
-    grid.label(y="TPOT (ms per token)")
-    grid.legend()
     return grid
 
 
@@ -81,24 +81,21 @@ def draw_rounds(data: pd.DataFrame) -> Grid:
 def rivals_table(frames: Frames) -> Table:
     """Raises SpecterError if the tokens of a run were not shown to equal plain decoding's."""
     frame = demand_lossless(frames["rivals"], "rivals")
-    rows = []
-    for tier in TIERS:
-        at = rows_of(frame.set_index(["dataset", "input"]), budget=tier)
-        ours = rows_of(at, system=OURS)["tpot_ms"]
-        for system, mine in each(at, "system"):
-            rows.append(
-                {
-                    "budget": tier,
-                    "system": title("system", system),
-                    "K": str(mine["k"].iloc[0] or "–"),
-                    "TPOT (ms)": mine["tpot_ms"].mean(),
-                    "× ours": mine["tpot_ms"].mean() / ours[mine.index].mean(),
-                    "× floor_trace": mine["over_floor_trace"].mean(),
-                    "hits (%)": mine["hit_rate"].mean() * 100,
-                    "acceptance (%)": mine["acceptance"].mean() * 100,
-                    "texts": str(len(mine)),
-                }
-            )
+    at = frame.set_index(["dataset", "input"])
+
+    def numbers(mine: pd.DataFrame) -> dict[str, Any]:
+        one = mine.iloc[0]
+        ours = rows_of(at, budget=one["budget"], system=OURS)["tpot_ms"][mine.index]
+        return {
+            "K": str(one["k"] or "–"),
+            "TPOT (ms)": mine["tpot_ms"].mean(),
+            "× ours": mine["tpot_ms"].mean() / ours.mean(),
+            "× floor_trace": mine["over_floor_trace"].mean(),
+            "hits (%)": mine["hit_rate"].mean() * 100,
+            "acceptance (%)": mine["acceptance"].mean() * 100,
+            "texts": str(len(mine)),
+        }
+
     one = frame.iloc[0]
     kept: dict[str, str] = frames["provenance"].query("table == 'rivals'")["notes"].iloc[0]
     words = [
@@ -106,5 +103,5 @@ def rivals_table(frames: Frames) -> Table:
         "plain decoding's. × ours: over our TPOT on the same texts. × floor_trace: mean of the texts' ratios.",
         *[f"{key}: {text}." for key, text in kept.items()],
     ]
-    heading = "Rivals on a device, at equal slots"
-    return Table(heading, pd.DataFrame(rows), 3, words, notes.device_stated(frame))
+    rows = table_rows(at, ["budget", "system"], numbers)
+    return Table("Rivals on a device, at equal slots", rows, 3, words, notes.device_stated(frame))

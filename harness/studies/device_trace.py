@@ -54,7 +54,7 @@ def trace_data(frames: Frames) -> pd.DataFrame:
     about="one round's streams, of the published planner and of deadline order",
 )  # fmt: skip
 def draw_trace(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="system", height=1.5, sharex=True)
+    grid = Grid(data, rows="system", height=1.5, sharex=True, x="time since the round began (ms)", legend=3)
     for panel, part in grid:
         for row in part.to_dict("records"):
             label, colour = PARTS.get(row["part"], (row["part"], "#999999"))
@@ -64,6 +64,4 @@ def draw_trace(data: pd.DataFrame) -> Grid:
             )  # fmt: skip
         panel.set_yticks([0.4, 1.4], ["link", "compute"])
     grid.axes[-1][0].set_xlim(0, (data["begin_ms"] + data["length_ms"]).max())
-    grid.label(x="time since the round began (ms)")
-    grid.legend(3)
     return grid

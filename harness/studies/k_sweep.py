@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, log2_axis
-from harness.plotting.frames import Frames, cells, panel_title, rows_of
+from harness.plotting.frames import Frames, blocks, rows_of, with_panels
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import colour, title
 from harness.studies import published
@@ -23,19 +23,20 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
     """
     frame = frames["k_sweep"]
     given = published.DEPTH[frame["charged_as"].iloc[0]]
-    blocks: list[pd.DataFrame] = []
-    for budget, sampling, part in cells(frame):
+
+    def curves(part: pd.DataFrame) -> pd.DataFrame:
         ours = rows_of(part, system="specter").groupby(["k", "dataset"]).mean(numeric_only=True).groupby("k")
-        found = [ours["tpot_ms"].agg(tpot_ms="mean", least="min", greatest="max").assign(series="specter")]
+        found: list[pd.DataFrame] = [
+            ours["tpot_ms"].agg(tpot_ms="mean", least="min", greatest="max").assign(series="specter")
+        ]
         found += [ours[f"{name}_ms"].mean().to_frame("tpot_ms").assign(series=name) for name in FLOORS]
         for name in OTHERS:
-            by_k = rows_of(part, system=name).groupby("k")["tpot_ms"].mean()
-            found.append(by_k.to_frame("tpot_ms").assign(series=name))
+            found.append(rows_of(part, system=name).groupby("k")[["tpot_ms"]].mean().assign(series=name))
         lru = rows_of(part, system="lru")["tpot_ms"].mean()
         flat = pd.DataFrame([{"tpot_ms": lru, "series": "lru"}, {"k": given, "series": "published"}])
-        block = pd.concat([*(one.reset_index() for one in found), flat], ignore_index=True)
-        blocks.append(block.assign(sampling=sampling, budget=budget, panel=panel_title(frame, budget, sampling)))
-    return pd.concat(blocks, ignore_index=True)
+        return pd.concat([*(one.reset_index() for one in found), flat])
+
+    return with_panels(blocks(frame, ["budget", "sampling"], curves), frame)
 
 
 @figure(
@@ -46,7 +47,8 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
     about="TPOT against K with both floors",
 )  # fmt: skip
 def draw_k_sweep(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="sampling", columns="budget", height=1.9, margin=0.3, sharex=True, sharey=True)
+    grid = Grid(data, rows="sampling", columns="budget", height=1.9, margin=0.3, sharex=True, sharey=True,
+                x="K: draft tokens per round", y="TPOT (ms per token)", legend=3)  # fmt: skip
     for panel, part in grid:
         by = {str(name): rows for name, rows in part.groupby("series", sort=False)}
         ours, blue = by["specter"], colour("specter")
@@ -60,8 +62,6 @@ def draw_k_sweep(data: pd.DataFrame) -> Grid:
         panel.axvline(by["published"]["k"].iloc[0], color="#bbbbbb", lw=0.8, label="K of the paper")
         log2_axis(panel, ours["k"].astype(int).tolist())
     grid.axes[0][0].set_ylim(bottom=0)
-    grid.label(x="K: draft tokens per round", y="TPOT (ms per token)")
-    grid.legend(3)
     return grid
 
 

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
+from harness.plotting import frames as tidy
 from harness.plotting import notes
-from harness.plotting.charts import MODES, NARROW, PAPER, Grid, grouped_bars, mark
-from harness.plotting.frames import (
-    MACRO,
-    Frames,
-    budget_title,
-    cells,
-    dataset_title,
-    depths,
-    each,
-    half_width,
-    macro_by,
-    panel_title,
-    rows_of,
-    sampling_title,
-    spread_budgets,
-    systems,
-    tiers,
-    with_macro,
-)
+from harness.plotting.charts import MODES, NARROW, PAPER, Grid, grouped_bars, mark, whiskers
+from harness.plotting.frames import MACRO, Frames, dataset_title, macro, names, rows_of, split, spread_budgets
 from harness.plotting.tables import Table, run_table
-from harness.plotting.titles import in_order, short_title, styles, title
+from harness.plotting.titles import short_title, styles, title
 from harness.studies import published
 from harness.studies.registry import figure, table
 
@@ -35,26 +21,25 @@ BASELINES = ("lru", "mixtral_offloading", "on_demand")
 FLOORS_SHOWN = ("specter", "lru")
 
 
-def by_dataset(rows: pd.DataFrame, value: pd.Series) -> pd.DataFrame:
-    """[dataset, value, least, greatest]: mean and extent over inputs by data set; last, the macro average."""
-    found = value.groupby(rows["dataset"]).agg(value="mean", least="min", greatest="max")
-    found.loc[MACRO] = {"value": found["value"].mean(), "least": np.nan, "greatest": np.nan}
-    return found.rename_axis("dataset").reset_index()
+def _with_datasets(blocks: list[pd.DataFrame]) -> pd.DataFrame:
+    """Blocks whose index is the data set, below each other, with a column of titles `dataset`."""
+    data = pd.concat(blocks).rename_axis("dataset").reset_index()
+    return data.assign(dataset=data["dataset"].map(dataset_title))
 
 
 def tpot_data(frames: Frames) -> pd.DataFrame:
-    """[sampling, budget, panel, system, dataset, tpot_ms, least, greatest, floor_trace_ms (of `FLOORS_SHOWN`)]."""
+    """[sampling, budget, panel, system, dataset, tpot_ms, least, greatest, floor_trace_ms (of `FLOORS_SHOWN`)]:
+    mean and extent over inputs by data set; last, the macro average."""
     frame = spread_budgets(frames["main"])
-    blocks = []
-    for budget, sampling, part in cells(frame):
-        named = {"sampling": sampling, "budget": budget, "panel": panel_title(frame, budget, sampling)}
-        for system, mine in each(part, "system"):
-            block = by_dataset(mine, mine["tpot_ms"]).rename(columns={"value": "tpot_ms"})
-            floors = by_dataset(mine, mine["floor_trace_ms"])["value"]
-            block["floor_trace_ms"] = floors if system in FLOORS_SHOWN else np.nan
-            blocks.append(block.assign(**named, system=system))
-    data = pd.concat(blocks, ignore_index=True)
-    return data.assign(dataset=data["dataset"].map(dataset_title))
+    found = []
+    for named, mine in split(frame, "budget", "sampling", "system"):
+        by_dataset = mine.groupby("dataset")
+        block = tidy.with_macro(by_dataset[["tpot_ms", "floor_trace_ms"]].mean())
+        times = by_dataset["tpot_ms"]
+        found.append(block.assign(least=times.min(), greatest=times.max(), **named))
+    data = _with_datasets(found)
+    data.loc[~data["system"].isin(FLOORS_SHOWN), "floor_trace_ms"] = np.nan
+    return tidy.with_panels(data, frame)
 
 
 @figure(
@@ -63,8 +48,9 @@ def tpot_data(frames: Frames) -> pd.DataFrame:
     about="time per output token, 7 systems × 5 data sets × 2 budgets, at equal bytes, with floor_trace",
 )  # fmt: skip
 def draw_tpot(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="sampling", columns="budget", height=2.1, margin=0.3, sharey=True)
-    shown = styles(data["system"].unique().tolist())
+    shown = styles(data["system"])
+    grid = Grid(data, rows="sampling", columns="budget", height=2.1, margin=0.3, sharey=True, y=TPOT,
+                legend=4 if len(shown) > 4 else 0)  # fmt: skip
     for panel, part in grid:
         centres = grouped_bars(
             panel, part, groups="dataset", series="system", value="tpot_ms", styles=shown, apart=MACRO, rotation=90
@@ -73,27 +59,20 @@ def draw_tpot(data: pd.DataFrame) -> Grid:
             label = "floor_trace" if row["system"] == FLOORS_SHOWN[0] else ""
             at = centres[row["dataset"], row["system"]]
             mark(panel, at, row["floor_trace_ms"], half=0.36 / len(shown), label=label)
-    grid.label(y=TPOT)
-    grid.legend(4 if len(shown) > 4 else 0)
     return grid
 
 
 def models_data(frames: Frames) -> pd.DataFrame:
     """[sampling, model, panel, budget (its title), system, tpot_ms]: macro averages."""
     frame = spread_budgets(frames["main"])
-    rows = []
-    for sampling in tiers(frame)[0]:
-        for model, part in each(rows_of(frame, sampling=sampling), "charged_as"):
-            times = macro_by(part, ["budget", "system"], "tpot_ms")
-            k = part.loc[part["speculative"], "k"].max()
-            panel = f"{title('model', model)}, K = {k},\n{sampling_title(frame, sampling)}"
-            rows += [
-                {"sampling": sampling, "model": model, "panel": panel,
-                 "budget": budget_title(part, budget).replace(" (", "\n("), "system": system,
-                 "tpot_ms": times.get((budget, system), np.nan)}
-                for budget in tiers(part)[1] for system in systems(part)
-            ]  # fmt: skip
-    return pd.DataFrame(rows)
+    blocks = []
+    for named, part in split(frame, "sampling", "charged_as"):
+        block = tidy.summary(part, ["budget", "system"], lambda mine: {"tpot_ms": macro(mine, "tpot_ms")})
+        of = {budget: tidy.budget_title(part, budget).replace(" (", "\n(") for budget in names(part, "budget")}
+        sampling = tidy.sampling_title(frame, named["sampling"])
+        panel = f"{title('model', named['model'])}, K = {part.loc[part['speculative'], 'k'].max()},\n{sampling}"
+        blocks.append(block.assign(**named, panel=panel, budget=block["budget"].map(of)))
+    return pd.concat(blocks, ignore_index=True)
 
 
 @figure(
@@ -104,12 +83,11 @@ def models_data(frames: Frames) -> pd.DataFrame:
     about="the three models side by side: TPOT, acceptance, experts, bytes",
 )  # fmt: skip
 def draw_models(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="sampling", columns="model", height=2.2, margin=0.3, sharey="col", title_size=7.5)
-    shown = styles(data["system"].unique().tolist())
+    grid = Grid(data, rows="sampling", columns="model", height=2.2, margin=0.3, sharey="col", title_size=7.5, y=TPOT,
+                legend=4)  # fmt: skip
+    shown = styles(data["system"])
     for panel, part in grid:
         grouped_bars(panel, part, groups="budget", series="system", value="tpot_ms", styles=shown, rotation=90)
-    grid.label(y=TPOT)
-    grid.legend(4)
     return grid
 
 
@@ -118,16 +96,14 @@ def speedup_data(frames: Frames) -> pd.DataFrame:
     frame = spread_budgets(frames["main"])
     blocks = []
     for baseline in (name for name in BASELINES if name in set(frame["system"])):
-        for budget, sampling, part in cells(frame):
+        for named, part in split(frame, "budget", "sampling"):
             times = part.pivot_table(index=["dataset", "input"], columns="system", values="tpot_ms")
             averages = times.groupby("dataset").mean()
             ratios = (times[baseline] / times["specter"]).groupby("dataset")
-            block = with_macro((averages[baseline] / averages["specter"]).to_frame("speedup"))
-            block = block.assign(least=ratios.min(), greatest=ratios.max()).rename_axis("dataset").reset_index()
-            named = {"baseline": baseline, "panel": f"Specter against {title('system', baseline)}"}
-            blocks.append(block.assign(**named, cell=f"{budget}, {sampling}"))
-    data = pd.concat(blocks, ignore_index=True)
-    return data.assign(dataset=data["dataset"].map(dataset_title))
+            block = tidy.with_macro((averages[baseline] / averages["specter"]).to_frame("speedup"))
+            block = block.assign(least=ratios.min(), greatest=ratios.max(), cell=", ".join(named.values()))
+            blocks.append(block.assign(baseline=baseline, panel=f"Specter against {title('system', baseline)}"))
+    return _with_datasets(blocks)
 
 
 @figure(
@@ -139,7 +115,7 @@ def speedup_data(frames: Frames) -> pd.DataFrame:
     about="Specter against LRU, Mixtral-Offloading and on demand, at equal bytes",
 )  # fmt: skip
 def draw_speedup(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="baseline", height=1.5, margin=0.3)
+    grid = Grid(data, rows="baseline", height=1.5, margin=0.3, y="speed-up (×)", legend=0)
     colours = ("#0072B2", "#7fb8d8", "#D55E00", "#f0b27a")
     shown = {name: (name, one) for name, one in zip(data["cell"].unique(), colours, strict=False)}
     for panel, part in grid:
@@ -148,8 +124,6 @@ def draw_speedup(data: pd.DataFrame) -> Grid:
             value_format="{:.2f}",
         )  # fmt: skip
         panel.axhline(1, color="black", lw=0.8)
-    grid.label(y="speed-up (×)")
-    grid.legend()
     return grid
 
 
@@ -161,25 +135,20 @@ def _accepting(frame: pd.DataFrame) -> pd.DataFrame:
 def acceptance_data(frames: Frames) -> pd.DataFrame:
     """[series, label, dataset (none: a line), value, least, greatest], in per cent."""
     frame = _accepting(frames["main"])
-    rows: list[dict[str, object]] = []
-    for sampling in sorted(frame["sampling"].unique()):
-        by = rows_of(frame, sampling=sampling).groupby("dataset")["acceptance"].agg(["mean", "min", "max"]) * 100
-        rows += [
-            {"series": sampling, "label": sampling, "dataset": dataset_title(name), "value": by["mean"][name],
-             "least": by["min"][name], "greatest": by["max"][name]}
-            for name in in_order("dataset", frame["dataset"])
-        ]  # fmt: skip
-    forced = rows_of(frames["probe"], quantity="acceptance", mode="teacher-forced")["value"] * 100
-    if len(forced):
-        label = f"teacher-forced, held-out text ({forced.mean():.1f})"
-        rows.append({"series": "teacher-forced", "label": label, "value": forced.mean()})
-    mean = published.ACCEPTANCE_MEAN * 100
-    rows.append({"series": "paper, mean", "label": f"paper: mean of its models ({mean:.1f})", "value": mean})
-    given = published.ACCEPTANCE.get(frame["charged_as"].iloc[0])
-    if given is not None:
-        label = f"paper: this model, up to ({given * 100:.0f})"
-        rows.append({"series": "paper, most", "label": label, "value": given * 100})
-    return pd.DataFrame(rows)
+    by_dataset = tidy.summary(
+        frame.assign(series=frame["sampling"], label=frame["sampling"], value=frame["acceptance"] * 100),
+        ["series", "label", "dataset"],
+        lambda mine: {"value": mine["value"].mean(), "least": mine["value"].min(), "greatest": mine["value"].max()},
+    )
+    forced = rows_of(frames["probe"], quantity="acceptance", mode="teacher-forced")["value"].mean() * 100
+    mean, most = published.ACCEPTANCE_MEAN * 100, published.ACCEPTANCE.get(frame["charged_as"].iloc[0], np.nan) * 100
+    lines = [
+        ("teacher-forced", f"teacher-forced, held-out text ({forced:.1f})", forced),
+        ("paper, mean", f"paper: mean of its models ({mean:.1f})", mean),
+        ("paper, most", f"paper: this model, up to ({most:.0f})", most),
+    ]
+    constant = pd.DataFrame(lines, columns=["series", "label", "value"]).dropna()
+    return pd.concat([by_dataset.assign(dataset=by_dataset["dataset"].map(dataset_title)), constant], ignore_index=True)
 
 
 @figure(
@@ -190,86 +159,98 @@ def acceptance_data(frames: Frames) -> pd.DataFrame:
     about="accepted draft tokens per data set, beside the paper's",
 )  # fmt: skip
 def draw_acceptance(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, width=NARROW, height=2.3)
+    grid = Grid(data, width=NARROW, height=2.3, y="draft tokens accepted (%)", legend=2)
     ((panel,),) = grid.axes
     points = data.dropna(subset="dataset")
     datasets = points["dataset"].unique().tolist()
     for offset, (sampling, mine) in zip((-0.12, 0.12), points.groupby("series"), strict=False):
         x = [datasets.index(name) + offset for name in mine["dataset"]]
-        spread = [mine["value"] - mine["least"], mine["greatest"] - mine["value"]]
-        panel.errorbar(x, mine["value"], yerr=spread, fmt="o", color=MODES[str(sampling)], elinewidth=0.8,
-                       label=sampling)  # fmt: skip
+        panel.errorbar(x, mine["value"], yerr=whiskers(mine, "value"), fmt="o", color=MODES[str(sampling)],
+                       elinewidth=0.8, label=sampling)  # fmt: skip
     dashes = {"teacher-forced": "-", "paper, mean": "--", "paper, most": ":"}
     for line in data[data["dataset"].isna()].to_dict("records"):
         shade, dash = MODES.get(line["series"], PAPER), dashes[line["series"]]
         panel.axhline(line["value"], color=shade, lw=1, ls=dash, label=line["label"])
     panel.set_xticks(range(len(datasets)), datasets)
     panel.set_xlim(-0.5, len(datasets) - 0.5)
-    grid.label(y="draft tokens accepted (%)")
-    grid.legend(2)
     return grid
 
 
-@table(
-    "main", "main", model_by_model=True, minutes=6, about="TPOT, speed-up, acceptance, hits, × floor_trace"
-)  # fmt: skip
+@table("main", "main", model_by_model=True, minutes=6, about="TPOT, speed-up, acceptance, hits, × floor_trace")
 def main_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
-    names = systems(frame)
-    blocks = []
-    for budget, sampling, part in cells(frame):
+    systems = names(frame, "system")
+    blocks = {}
+    for named, part in split(frame, "budget", "sampling"):
         times = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()
-        block = times[names].rename(columns=lambda name: f"{short_title(name)} (ms)")
-        for baseline in (name for name in BASELINES if name in names):
-            block[f"× {title('system', baseline)}"] = times[baseline] / times["specter"]
-        mine = rows_of(part, system="specter").groupby("dataset").mean(numeric_only=True)
-        block["acceptance (%)"] = mine["acceptance"] * 100
-        block["accepted per round"] = mine["mean_accepted_len"]
-        block["hits (%)"] = mine["hit_rate"] * 100
-        block["× floor_trace"] = mine["over_floor_trace"]
-        block["after 1st round (ms)"] = mine["tpot_after_first_round_ms"]
-        block = with_macro(block)
-        block.insert(0, "data set", [dataset_title(name) for name in block.index])
-        block.insert(0, "sampling", sampling)
-        block.insert(0, "budget", budget)
-        blocks.append(block)
+        ours = rows_of(part, system="specter").groupby("dataset").mean(numeric_only=True)
+        columns = {f"{short_title(name)} (ms)": times[name] for name in systems}
+        columns |= {f"× {title('system', name)}": times[name] / times["specter"] for name in BASELINES if name in times}
+        columns |= {
+            "acceptance (%)": ours["acceptance"] * 100,
+            "accepted per round": ours["mean_accepted_len"],
+            "hits (%)": ours["hit_rate"] * 100,
+            "× floor_trace": ours["over_floor_trace"],
+            "after 1st round (ms)": ours["tpot_after_first_round_ms"],
+        }
+        blocks[*named.values()] = tidy.with_macro(pd.DataFrame(columns))
+    rows = pd.concat(blocks, names=["budget", "sampling", "data set"]).reset_index()
     words = (
         "TPOT = (last commit − first commit) / (tokens − 1), mean over inputs; × = the system's mean TPOT over "
-        f"Specter's; the columns from there on are Specter's, K = {depths(frame)}. mean: macro average over data sets."
+        f"Specter's; the columns from there on are Specter's, K = {tidy.depths(frame)}. mean: macro average over data "
+        "sets."
     )
-    rows = pd.concat(blocks, ignore_index=True)
+    rows["data set"] = rows["data set"].map(dataset_title)
     return run_table("Time per output token and speed-up", rows, 3, words, frame)
+
+
+def _glance(part: pd.DataFrame) -> dict[str, Any]:
+    """All systems and ours, of one model, budget and sampling."""
+    ours = rows_of(part, system="specter")
+    mean = tidy.macros(ours)
+    return {
+        "experts per layer": f"{mean['experts_per_layer']:g}",
+        "K": f"{mean['k']:g}",
+        **{f"{short_title(named['system'])} (ms)": macro(mine, "tpot_ms") for named, mine in split(part, "system")},
+        "acceptance (%)": mean["acceptance"] * 100,
+        "experts per round": mean["union_mean"],
+        "GB per token": mean["bytes_per_token"] / 1e9,
+        "× floor_trace": mean["over_floor_trace"],
+        "texts": str(len(ours)),
+    }
 
 
 @table("models", "main")
 def models_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
-    rows = []
-    for model, of_model in each(frame, "charged_as"):
-        for budget, sampling, part in cells(of_model):
-            times = macro_by(part, ["system"], "tpot_ms")
-            ours = rows_of(part, system="specter")
-            mean = ours.groupby("dataset").mean(numeric_only=True).mean()
-            rows.append(
-                {
-                    "model": title("model", model),
-                    "budget": budget,
-                    "sampling": sampling,
-                    "experts per layer": f"{mean['experts_per_layer']:g}",
-                    "K": f"{mean['k']:g}",
-                    **{f"{short_title(name)} (ms)": times[name] for name in systems(part)},
-                    "acceptance (%)": mean["acceptance"] * 100,
-                    "experts per round": mean["union_mean"],
-                    "GB per token": mean["bytes_per_token"] / 1e9,
-                    "× floor_trace": mean["over_floor_trace"],
-                    "texts": str(len(ours)),
-                }
-            )
     words = (
         "TPOT, macro average over each model's own data sets; acceptance and the columns after it are Specter's; "
         "experts per round: distinct ones of a layer that a verification needs."
     )
-    return run_table("Models", pd.DataFrame(rows), 5, words, frame)
+    return run_table("Models", tidy.table_rows(frame, ["charged_as", "budget", "sampling"], _glance), 5, words, frame)
+
+
+def _details(mine: pd.DataFrame) -> dict[str, Any]:
+    """One system at one budget and sampling."""
+    mean = tidy.macros(mine)
+    needed = mean["num_hits"] + mean["num_late_hits"] + mean["num_misses"]
+    return {
+        "system": short_title(mine["system"].iloc[0]),
+        "TPOT (ms)": mean["tpot_ms"],
+        "± 95 % (ms)": tidy.half_width(mine, "tpot_ms"),
+        "after 1st round (ms)": mean["tpot_after_first_round_ms"],
+        "TTFT (ms)": mean["ttft_ms"],
+        "end to end (ms)": mean["end_to_end_ms"],
+        "hits (%)": mean["num_hits"] / needed * 100,
+        "late hits (%)": mean["num_late_hits"] / needed * 100,
+        "misses (%)": mean["num_misses"] / needed * 100,
+        "GB per token": mean["bytes_per_token"] / 1e9,
+        "link busy (%)": mean["link_busy_frac"] * 100,
+        "stall (ms)": mean["stall_ms"],
+        "× floor_trace": mean["over_floor_trace"],
+        "× floor_ideal": mean["over_floor_ideal"],
+        "device (GB)": mean["device_total_bytes"] / 1e9,
+    }
 
 
 @table(
@@ -278,35 +259,10 @@ def models_table(frames: Frames) -> Table:
 )  # fmt: skip
 def systems_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
-    rows = []
-    for budget, sampling, part in cells(frame):
-        for system, mine in each(part, "system"):
-            mean = mine.groupby("dataset").mean(numeric_only=True).mean()
-            needed = mean["num_hits"] + mean["num_late_hits"] + mean["num_misses"]
-            rows.append(
-                {
-                    "budget": budget,
-                    "sampling": sampling,
-                    "system": short_title(system),
-                    "TPOT (ms)": mean["tpot_ms"],
-                    "± 95 % (ms)": half_width(mine, "tpot_ms"),
-                    "after 1st round (ms)": mean["tpot_after_first_round_ms"],
-                    "TTFT (ms)": mean["ttft_ms"],
-                    "end to end (ms)": mean["end_to_end_ms"],
-                    "hits (%)": mean["num_hits"] / needed * 100,
-                    "late hits (%)": mean["num_late_hits"] / needed * 100,
-                    "misses (%)": mean["num_misses"] / needed * 100,
-                    "GB per token": mean["bytes_per_token"] / 1e9,
-                    "link busy (%)": mean["link_busy_frac"] * 100,
-                    "stall (ms)": mean["stall_ms"],
-                    "× floor_trace": mean["over_floor_trace"],
-                    "× floor_ideal": mean["over_floor_ideal"],
-                    "device (GB)": mean["device_total_bytes"] / 1e9,
-                }
-            )
     words = (
         "Macro average over data sets; ±: half of its 95 % confidence interval over inputs within data sets. "
         "Hits, late hits, misses: experts present, on their way, or absent when needed. "
         "Stall: compute waiting for copies, per run. Device: all device bytes of the model charged, draft included."
     )
-    return run_table("Systems, in detail", pd.DataFrame(rows), 3, words, frame)
+    rows = tidy.table_rows(frame, ["budget", "sampling", "system"], _details)
+    return run_table("Systems, in detail", rows, 3, words, frame)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid
-from harness.plotting.frames import Frames, each, rows_of
+from harness.plotting.frames import Frames, blocks, rows_of, split, table_rows
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
 from harness.studies import published
 from harness.studies.probe import CHECKPOINT, STANDINS_ONLY
 from harness.studies.registry import figure, table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COLOURS = {
     "gptq": "#0072B2",
@@ -50,14 +47,12 @@ def _curve(mine: pd.DataFrame, axis: str) -> pd.DataFrame:
 
 def methods_data(frames: Frames) -> pd.DataFrame:
     """[model, axis, method, x, value]: experts chosen alike, in per cent, along each of `AXES`."""
-    frame = frames["fidelity"]
-    blocks = []
-    for model, of_model in each(frame, "charged_as"):
-        for axis in AXES:
-            for method, mine in each(of_model, "method"):
-                curve = _curve(mine, axis)
-                blocks.append(curve.assign(value=curve["value"] * 100, model=model, axis=axis, method=method))
-    return pd.concat(blocks, ignore_index=True)
+
+    def curves(mine: pd.DataFrame) -> pd.DataFrame:
+        return pd.concat([_curve(mine, axis).assign(axis=axis) for axis in AXES])
+
+    data = blocks(frames["fidelity"], ["charged_as", "method"], curves)
+    return data.assign(value=data["value"] * 100)
 
 
 @figure(
@@ -66,47 +61,42 @@ def methods_data(frames: Frames) -> pd.DataFrame:
     about="experts chosen alike by method and precision, along layers, positions and router margins",
 )  # fmt: skip
 def draw_methods(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="model", columns="axis", height=1.9, margin=0.3, sharey=True)
+    grid = Grid(data, rows="model", columns="axis", height=1.9, margin=0.3, sharey=True, legend=3)
     for panel, part in grid:
         axis = part["axis"].iloc[0]
-        for method, mine in part.groupby("method", sort=False):
-            dot, label = "o" if axis == "margin" else None, title("method", method)
-            panel.plot(mine["x"], mine["value"], color=COLOURS.get(str(method)), label=label, marker=dot, ms=2.5)
+        for named, mine in split(part, "method"):
+            dot, method = "o" if axis == "margin" else None, named["method"]
+            panel.plot(
+                mine["x"], mine["value"], color=COLOURS.get(method), label=title("method", method), marker=dot, ms=2.5
+            )
         if axis == "margin":
             panel.set_xscale("log")
-    _label(grid.axes, [title("model", model) for model in grid.row_values])
-    grid.legend(3)
+    for row, model in zip(grid.axes, grid.row_values, strict=True):
+        row[0].set_ylabel(f"{title('model', model)}\nexperts chosen alike (%)")
+    for panel, label in zip(grid.axes[-1], AXES.values(), strict=True):
+        panel.set_xlabel(label)
     return grid
 
 
-def _label(axes: list[list[Axes]], names: list[str]) -> None:
-    for row, name in zip(axes, names, strict=True):
-        row[0].set_ylabel(f"{name}\nexperts chosen alike (%)")
-    for panel, label in zip(axes[-1], AXES.values(), strict=True):
-        panel.set_xlabel(label)
+def _shares(mine: pd.DataFrame) -> dict[str, Any]:
+    """One model and method, in per cent."""
+    means = mine.groupby("quantity")["value"].mean() * 100
+    matches, one = rows_of(mine, quantity="set_match"), mine.iloc[0]
+    return {
+        "expert match (%)": means["set_match"],
+        f"{CHECKPOINT} (%)": published.FIDELITY.get(one["charged_as"], {}).get(one["method"], float("nan")) * 100,
+        "worst layer (%)": matches.groupby("layer")["value"].mean().min() * 100,
+        "worst request (%)": matches.groupby("request")["value"].mean().min() * 100,
+        "whole set alike (%)": means["same_set"],
+        "same rank (%)": means["order_match"],
+        "same next token (%)": means["agreement"],
+    }
 
 
 @table("methods", "fidelity")
 def methods_table(frames: Frames) -> Table:
     frame = frames["fidelity"]
-    rows = []
-    for model, of_model in each(frame, "charged_as"):
-        for method, mine in each(of_model, "method"):
-            means = mine.groupby("quantity")["value"].mean() * 100
-            matches = rows_of(mine, quantity="set_match")
-            rows.append(
-                {
-                    "model": title("model", model),
-                    "method": title("method", method),
-                    "expert match (%)": means["set_match"],
-                    f"{CHECKPOINT} (%)": published.FIDELITY.get(model, {}).get(method, float("nan")) * 100,
-                    "worst layer (%)": matches.groupby("layer")["value"].mean().min() * 100,
-                    "worst request (%)": matches.groupby("request")["value"].mean().min() * 100,
-                    "whole set alike (%)": means["same_set"],
-                    "same rank (%)": means["order_match"],
-                    "same next token (%)": means["agreement"],
-                }
-            )
+    rows = table_rows(frame, ["charged_as", "method"], _shares)
     line = notes.fidelity_line(frame)
     what = (
         "Expert match: share of the target's top-k experts that the draft chooses too; whole set alike: all of them, "
@@ -114,5 +104,4 @@ def methods_table(frames: Frames) -> Table:
         "text. Only routed experts are quantised. GGUF columns run dequantised values; no mixture of types, no "
         f"importance matrix. {STANDINS_ONLY}"
     )
-    heading = "Routing fidelity by method and precision"
-    return Table(heading, pd.DataFrame(rows), 2, [what, f"{line}."], {"protocol": line})
+    return Table("Routing fidelity by method and precision", rows, 2, [what, f"{line}."], {"protocol": line})

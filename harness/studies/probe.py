@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import MODES, NARROW, PAPER, WIDE, Grid, log2_axis
-from harness.plotting.frames import Frames, each, models, rows_of
+from harness.plotting.frames import Frames, blocks, rows_of, split, table_rows
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
 from harness.studies import published
 from harness.studies.registry import figure, table
 from specter.probes.routing import expected_run, largest_useful_depth
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 NAN = float("nan")
 CHECKPOINT = "paper, real checkpoint"
@@ -26,20 +23,19 @@ STANDINS_ONLY = "A stand-in's fidelity does not predict the real checkpoint's; t
 UNION_KS = (1, 2, 4, 8, 16, 32)
 
 
-def parts(probe: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """(model, kind of text, rows) of everything that was probed."""
-    for model, of_model in each(probe, "charged_as"):
-        for mode in (mode for mode in MODES if mode in set(of_model["mode"])):
-            yield model, mode, rows_of(of_model, mode=mode)
+def with_paper(data: pd.DataFrame, paper: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
+    """The rows of a figure, those that `paper` gives for each model below them, and the titles of panels."""
+    given = [paper(model).assign(model=model, mode="paper") for model in data["model"].unique()]
+    data = pd.concat([data, *(block for block in given if len(block))], ignore_index=True)
+    return data.assign(panel=[title("model", model) for model in data["model"]])
 
 
-def model_grid(data: pd.DataFrame, *, height: float, sharey: bool = False) -> Grid:
+def model_grid(data: pd.DataFrame, **options: Any) -> Grid:
     """A row of panels, one per model."""
-    width = NARROW if data["model"].nunique() == 1 else WIDE
-    return Grid(data, columns="model", width=width, height=height, sharey=sharey)
+    return Grid(data, columns="model", width=NARROW if data["model"].nunique() == 1 else WIDE, **options)
 
 
-def probe_footer(what: str, quantity: str = "") -> Any:
+def probe_footer(what: str, quantity: str = "") -> Callable[[Frames], list[str]]:
     """The footer of a figure of the probe: what is shown, and the provenance of the rows of one quantity."""
 
     def footer(frames: Frames) -> list[str]:
@@ -52,20 +48,17 @@ def probe_footer(what: str, quantity: str = "") -> Any:
 
 def fidelity_data(frames: Frames) -> pd.DataFrame:
     """[model, panel, mode, layer (none: the paper's mean), value]: experts chosen alike, in per cent."""
-    probe = rows_of(frames["probe"], quantity="fidelity")
-    blocks = []
-    for model, mode, mine in parts(probe):
-        layers = mine.groupby("layer")["value"].mean() * 100
-        blocks.append(layers.reset_index().assign(model=model, mode=mode))
-    for model in models(probe):
-        share = published.FIDELITY.get(model, {}).get("gptq")
-        if share is not None:
-            blocks.append(pd.DataFrame([{"model": model, "mode": "paper", "value": share * 100}]))
-    return _titled(pd.concat(blocks, ignore_index=True))
+    data = blocks(
+        rows_of(frames["probe"], quantity="fidelity"),
+        ["charged_as", "mode"],
+        lambda mine: (mine.groupby("layer")["value"].mean() * 100).reset_index(),
+    )
+    return with_paper(data, lambda model: pd.DataFrame({"value": [_paper_match(model)]}).dropna())
 
 
-def _titled(data: pd.DataFrame) -> pd.DataFrame:
-    return data.assign(panel=[title("model", model) for model in data["model"]])
+def _paper_match(model: str) -> float:
+    """The paper's expert match of a model, in per cent, or NaN."""
+    return published.FIDELITY.get(model, {}).get("gptq", NAN) * 100
 
 
 @figure(
@@ -77,30 +70,29 @@ def _titled(data: pd.DataFrame) -> pd.DataFrame:
     about="experts that draft and target choose alike, per layer",
 )  # fmt: skip
 def draw_fidelity(data: pd.DataFrame) -> Grid:
-    grid = model_grid(data, height=2.2, sharey=True)
+    grid = model_grid(data, height=2.2, sharey=True, x="MoE layer", y="experts chosen alike (%)", legend=2)
     for panel, part in grid:
         for mode, mine in part.groupby("mode", sort=False):
             if mode == "paper":
                 panel.axhline(mine["value"].iloc[0], color=PAPER, lw=1, ls="--", label="paper, real checkpoint, mean")
             else:
                 panel.plot(mine["layer"], mine["value"], color=MODES[str(mode)], marker="o", ms=2.5, label=mode)
-    grid.label(x="MoE layer", y="experts chosen alike (%)")
-    grid.legend(2)
     return grid
 
 
 def union_data(frames: Frames) -> pd.DataFrame:
     """[model, panel, mode, k, value, growth]: distinct experts per layer; growth: from K = 1 to 16."""
-    probe = rows_of(frames["probe"], quantity="union")
-    blocks = []
-    for model, mode, mine in parts(probe):
-        by_k = mine.groupby("k")["value"].mean()
-        blocks.append(by_k.reset_index().assign(model=model, mode=mode, growth=by_k.get(16, NAN) / by_k[1]))
-    for model in models(probe):
+
+    def by_k(mine: pd.DataFrame) -> pd.DataFrame:
+        means = mine.groupby("k")["value"].mean()
+        return means.reset_index().assign(growth=means.get(16, NAN) / means[1])
+
+    def paper(model: str) -> pd.DataFrame:
         given = published.UNION.get(model, {NAN: NAN})
-        block = pd.DataFrame({"k": list(given), "value": list(given.values())})
-        blocks.append(block.assign(model=model, mode="paper", growth=published.UNION_GROWTH.get(model, NAN)))
-    return _titled(pd.concat(blocks, ignore_index=True))
+        growth = published.UNION_GROWTH.get(model, NAN)
+        return pd.DataFrame({"k": list(given), "value": list(given.values()), "growth": growth})
+
+    return with_paper(blocks(rows_of(frames["probe"], quantity="union"), ["charged_as", "mode"], by_k), paper)
 
 
 @figure(
@@ -112,7 +104,7 @@ def union_data(frames: Frames) -> pd.DataFrame:
     about="distinct experts per layer against K, beside the paper's",
 )  # fmt: skip
 def draw_union(data: pd.DataFrame) -> Grid:
-    grid = model_grid(data, height=2.3)
+    grid = model_grid(data, height=2.3, x="K: consecutive tokens", y="distinct experts per layer", legend=0)
     for panel, part in grid:
         growths = []
         for mode, mine in part.groupby("mode", sort=False):
@@ -124,8 +116,6 @@ def draw_union(data: pd.DataFrame) -> Grid:
         log2_axis(panel, UNION_KS)
         panel.set_ylim(bottom=0)
         panel.legend(panel.get_legend_handles_labels()[0], growths, loc="upper left")
-    grid.label(x="K: consecutive tokens", y="distinct experts per layer")
-    grid.legend()
     return grid
 
 
@@ -146,17 +136,18 @@ def runs_data(frames: Frames) -> pd.DataFrame:
 
     A model and mode without a rejection has no rows.
     """
-    blocks = []
-    for model, mode, mine in parts(frames["probe"]):
+
+    def share(mine: pd.DataFrame) -> pd.DataFrame:
         lengths = run_lengths(mine)
         alpha = pooled_acceptance(mine) if len(lengths) else 1.0
-        if alpha < 1:
-            n = np.arange(lengths.index.max() + 1)
-            longer = lengths[::-1].cumsum().sort_index().reindex(n, method="bfill") / lengths.sum()
-            block = pd.DataFrame({"n": n, "share": longer.to_numpy(), "geometric": alpha**n})
-            bounds = {"alpha": alpha, "expected": expected_run(alpha), "deepest": largest_useful_depth(alpha)}
-            blocks.append(block.assign(model=model, mode=mode, **bounds))
-    return _titled(pd.concat(blocks, ignore_index=True))
+        if alpha >= 1:
+            return pd.DataFrame()
+        n = np.arange(lengths.index.max() + 1)
+        longer = lengths[::-1].cumsum().sort_index().reindex(n, method="bfill") / lengths.sum()
+        block = pd.DataFrame({"n": n, "share": longer.to_numpy(), "geometric": alpha**n})
+        return block.assign(alpha=alpha, expected=expected_run(alpha), deepest=largest_useful_depth(alpha))
+
+    return with_paper(blocks(frames["probe"], ["charged_as", "mode"], share), lambda model: pd.DataFrame())
 
 
 @figure(
@@ -167,7 +158,8 @@ def runs_data(frames: Frames) -> pd.DataFrame:
     about="accepted runs against the geometric law, with E[A] and K_max",
 )  # fmt: skip
 def draw_runs(data: pd.DataFrame) -> Grid:
-    grid = model_grid(data, height=2.3, sharey=True)
+    labels = {"x": "n: drafts accepted in a row", "y": "share of runs of at least n"}
+    grid = model_grid(data, height=2.3, sharey=True, legend=0, **labels)
     for panel, part in grid:
         bounds = []
         for mode, mine in part.groupby("mode", sort=False):
@@ -179,98 +171,96 @@ def draw_runs(data: pd.DataFrame) -> Grid:
         panel.set_ylim(0, 1.02)
         handles = panel.get_legend_handles_labels()[0]
         panel.legend(handles, bounds, title="α, E[A], K_max", loc="lower left", fontsize=5.5, title_fontsize=5.5)
-    grid.label(x="n: drafts accepted in a row", y="share of runs of at least n")
-    grid.legend()
     return grid
+
+
+def _fidelity(mine: pd.DataFrame) -> dict[str, Any]:
+    """One model and kind of text."""
+    layers = rows_of(mine, quantity="fidelity").groupby("layer")["value"].mean() * 100
+    means = mine.groupby("quantity")["value"].mean()
+    return {
+        "expert match, mean (%)": layers.mean(),
+        "worst layer (%)": layers.min(),
+        "best layer (%)": layers.max(),
+        "acceptance (%)": means["acceptance"] * 100,
+        "distinct 4-grams": means["distinct_4grams"],
+    }
+
+
+def _probe_table(heading: str, rows: pd.DataFrame, what: str, line: str) -> Table:
+    return Table(heading, rows, 2, [f"{what} {line}."], {"protocol": line})
 
 
 @table("fidelity", "probe")
 def fidelity_table(frames: Frames) -> Table:
     probe = frames["probe"]
-    rows: list[dict[str, Any]] = []
-    for model, of_model in each(probe, "charged_as"):
-        for _, mode, mine in parts(of_model):
-            layers = rows_of(mine, quantity="fidelity").groupby("layer")["value"].mean() * 100
-            means = mine.groupby("quantity")["value"].mean()
-            rows.append(
-                {
-                    "model": title("model", model),
-                    "text": mode,
-                    "expert match, mean (%)": layers.mean(),
-                    "worst layer (%)": layers.min(),
-                    "best layer (%)": layers.max(),
-                    "acceptance (%)": means["acceptance"] * 100,
-                    "distinct 4-grams": means["distinct_4grams"],
-                }
-            )
-        rows.append(
-            {
-                "model": title("model", model),
-                "text": CHECKPOINT,
-                "expert match, mean (%)": published.FIDELITY.get(model, {}).get("gptq", NAN) * 100,
-                "acceptance (%)": published.ACCEPTANCE.get(model, NAN) * 100,
-            }
-        )
+    parts = []
+    for named, of_model in split(probe, "charged_as"):
+        model = named["model"]
+        paper = {
+            "model": title("model", model),
+            "text": CHECKPOINT,
+            "expert match, mean (%)": _paper_match(model),
+            "acceptance (%)": published.ACCEPTANCE.get(model, NAN) * 100,
+        }
+        parts += [table_rows(of_model, ["charged_as", "mode"], _fidelity), pd.DataFrame([paper])]
     what = "Expert match: share of the target's top-k experts that the draft chooses too, same position and prefix."
-    line = notes.probe_line(probe)
-    words = [f"{what} {STANDINS_ONLY} {line}."]
-    return Table("Routing fidelity of the draft", pd.DataFrame(rows), 2, words, {"protocol": line})
+    rows, line = pd.concat(parts, ignore_index=True), notes.probe_line(probe)
+    return _probe_table("Routing fidelity of the draft", rows, f"{what} {STANDINS_ONLY}", line)
 
 
 @table("union", "probe")
 def union_table(frames: Frames) -> Table:
     probe = rows_of(frames["probe"], quantity="union")
-    blocks = []
-    for model, of_model in each(probe, "charged_as"):
+    parts = []
+    for named, of_model in split(probe, "charged_as"):
+        model = named["model"]
         by_k = of_model.groupby(["k", "mode"])["value"].mean().unstack()
-        by_k = by_k[[mode for mode in MODES if mode in by_k]]
-        growth = (by_k / by_k.loc[1]).add_suffix(" ×")
-        block = pd.concat([by_k, growth], axis=1)
+        block = pd.concat([by_k, (by_k / by_k.loc[1]).add_suffix(" ×")], axis=1)
         block[CHECKPOINT] = pd.Series(published.UNION.get(model, {}), dtype=float)
         block[f"{CHECKPOINT} ×"] = pd.Series({1: 1.0, 16: published.UNION_GROWTH.get(model, NAN)})
-        block = block.loc[block.index.intersection(list(UNION_KS))].reset_index().rename(columns={"k": "K"})
+        block = block.loc[block.index.intersection(list(UNION_KS))].reset_index(names="K")
         block.insert(0, "model", title("model", model))
-        blocks.append(block.assign(K=block["K"].astype(str)))
-    line = notes.probe_line(probe)
+        parts.append(block.assign(K=block["K"].astype(str)))
     what = (
         "Distinct experts per MoE layer that the target needs for K consecutive tokens, mean over windows and layers; "
-        f"×: over those of one token. {line}."
+        "×: over those of one token."
     )
-    return Table("Expert union", pd.concat(blocks, ignore_index=True), 2, [what], {"protocol": line})
+    return _probe_table("Expert union", pd.concat(parts, ignore_index=True), what, notes.probe_line(probe))
+
+
+def _runs(mine: pd.DataFrame) -> dict[str, Any]:
+    """Accepted runs of one model and kind of text."""
+    lengths, alpha = run_lengths(mine), pooled_acceptance(mine)
+    cumulated = lengths.cumsum() / lengths.sum()
+    row: dict[str, Any] = {"acceptance α (%)": alpha * 100}
+    if alpha < 1:
+        row |= {"E[A] = α/(1−α)": expected_run(alpha), "K_max": str(largest_useful_depth(alpha))}
+    if len(lengths):
+        row |= {
+            "mean run": float((lengths.index * lengths).sum() / lengths.sum()),
+            "median run": str(cumulated.index[cumulated >= 0.5][0]),
+            "9 of 10 runs up to": str(cumulated.index[cumulated >= 0.9][0]),
+            "longest": str(lengths.index.max()),
+            "runs": str(int(lengths.sum())),
+        }
+    return row
 
 
 @table("runs", "probe")
 def runs_table(frames: Frames) -> Table:
-    rows: list[dict[str, Any]] = []
-    for model, mode, mine in parts(frames["probe"]):
-        lengths, alpha = run_lengths(mine), pooled_acceptance(mine)
-        cumulated = lengths.cumsum() / lengths.sum()
-        row: dict[str, Any] = {"model": title("model", model), "text": mode, "acceptance α (%)": alpha * 100}
-        if alpha < 1:
-            row |= {"E[A] = α/(1−α)": expected_run(alpha), "K_max": str(largest_useful_depth(alpha))}
-        if len(lengths):
-            row |= {
-                "mean run": float((lengths.index * lengths).sum() / lengths.sum()),
-                "median run": str(cumulated.index[cumulated >= 0.5][0]),
-                "9 of 10 runs up to": str(cumulated.index[cumulated >= 0.9][0]),
-                "longest": str(lengths.index.max()),
-                "runs": str(int(lengths.sum())),
-            }
-        rows.append(row)
-    rows.append(
-        {
-            "model": "mean of its models",
-            "text": CHECKPOINT,
-            "acceptance α (%)": published.ACCEPTANCE_MEAN * 100,
-            "E[A] = α/(1−α)": published.EXPECTED_RUN,
-            "K_max": str(published.LARGEST_DEPTH),
-        }
-    )
-    line = notes.probe_line(frames["probe"])
+    paper = {
+        "model": "mean of its models",
+        "text": CHECKPOINT,
+        "acceptance α (%)": published.ACCEPTANCE_MEAN * 100,
+        "E[A] = α/(1−α)": published.EXPECTED_RUN,
+        "K_max": str(published.LARGEST_DEPTH),
+    }
+    rows = pd.concat([table_rows(frames["probe"], ["charged_as", "mode"], _runs), pd.DataFrame([paper])])
+    filled = rows.fillna(dict.fromkeys(("K_max", "median run", "9 of 10 runs up to", "runs"), "–"))
     what = (
         "α: accepted over examined drafts. A run: drafts accepted in a row until one is rejected; a text's last run, "
         "which no rejection ended, is left out, so that the mean run falls short of E[A] on short texts. K_max: the "
-        f"next power of two from E[A] on. {STANDINS_ONLY} {line}."
+        f"next power of two from E[A] on. {STANDINS_ONLY}"
     )
-    filled = pd.DataFrame(rows).fillna(dict.fromkeys(("K_max", "median run", "9 of 10 runs up to", "runs"), "–"))
-    return Table("Accepted runs and the depth they imply", filled, 2, [what], {"protocol": line})
+    return _probe_table("Accepted runs and the depth they imply", filled, what, notes.probe_line(frames["probe"]))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid
-from harness.plotting.frames import Frames, each, macro, rows_of, spread_budgets, tiers
+from harness.plotting.frames import Frames, blocks, macro, split, spread_budgets, table_rows
 from harness.plotting.tables import Table, run_table
-from harness.plotting.titles import styles, title
+from harness.plotting.titles import styles
 from harness.studies.registry import figure, table
 
 QUANTITIES = {"ttft_ms": "TTFT (ms)", "tpot_ms": "TPOT (ms per token)", "end_to_end_ms": "end to end (ms)"}
@@ -23,16 +25,13 @@ COLUMNS = {
 
 def prompt_length_data(frames: Frames) -> pd.DataFrame:
     """[budget, quantity, panel, system, num_prompt_tokens, value]: means of all runs."""
-    frame = spread_budgets(frames["prompt_length"])
-    blocks = []
-    for budget in tiers(frame)[1]:
-        for column, heading in QUANTITIES.items():
-            for system, mine in each(rows_of(frame, budget=budget), "system"):
-                means = mine.groupby("prompt_tokens")[["num_prompt_tokens", column]].mean()
-                block = means.rename(columns={column: "value"}).sort_values("num_prompt_tokens")
-                named = {"budget": budget, "quantity": column, "panel": f"{heading}, {budget}", "system": system}
-                blocks.append(block.assign(**named))
-    return pd.concat(blocks, ignore_index=True)
+
+    def means(mine: pd.DataFrame) -> pd.DataFrame:
+        by_length = mine.groupby("prompt_tokens")[["num_prompt_tokens", *QUANTITIES]].mean()
+        return by_length.sort_values("num_prompt_tokens").melt("num_prompt_tokens", list(QUANTITIES), "quantity")
+
+    data = blocks(spread_budgets(frames["prompt_length"]), ["budget", "system"], means)
+    return data.assign(panel=data["quantity"].map(QUANTITIES) + ", " + data["budget"])
 
 
 @figure(
@@ -41,26 +40,24 @@ def prompt_length_data(frames: Frames) -> pd.DataFrame:
     about="TTFT, TPOT and end to end for prompts of 16, 64 and all tokens",
 )  # fmt: skip
 def draw_prompt_length(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="budget", columns="quantity", height=1.8, margin=0.3)
+    grid = Grid(data, rows="budget", columns="quantity", height=1.8, margin=0.3, x="prompt tokens (mean)", legend=5)
     shown = styles(data["system"])
     for panel, part in grid:
-        for system, mine in part.groupby("system", sort=False):
-            label, colour = shown[str(system)]
+        for named, mine in split(part, "system"):
+            label, colour = shown[named["system"]]
             panel.plot(mine["num_prompt_tokens"], mine["value"], "o-", ms=3, color=colour, label=label)
         panel.set_ylim(bottom=0)
-    grid.label(x="prompt tokens (mean)")
-    grid.legend(5)
     return grid
+
+
+def _times(mine: pd.DataFrame) -> dict[str, Any]:
+    length = mine["prompt_tokens"].iloc[0]
+    shown = {"prompt": f"first {length}" if length else "whole"}
+    return shown | {heading: macro(mine, column) for column, heading in COLUMNS.items()}
 
 
 @table("prompt_length", "prompt_length", model_by_model=True)
 def prompt_length_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["prompt_length"])
-    rows = []
-    for budget in tiers(frame)[1]:
-        for length in sorted(frame["prompt_tokens"].unique(), key=lambda tokens: tokens or float("inf")):
-            shown = f"first {length}" if length else "whole"
-            for system, mine in each(rows_of(frame, budget=budget, prompt_tokens=length), "system"):
-                named = {"budget": budget, "prompt": shown, "system": title("system", system)}
-                rows.append(named | {heading: macro(mine, column) for column, heading in COLUMNS.items()})
-    return run_table("Prompt length", pd.DataFrame(rows), 3, "Macro average over data sets.", frame)
+    rows = table_rows(frame, ["budget", "prompt_tokens", "system"], _times)
+    return run_table("Prompt length", rows, 3, "Macro average over data sets.", frame)

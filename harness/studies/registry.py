@@ -48,9 +48,7 @@ class FigureStudy:
         return self.draw.__module__
 
     def make(self, frames: Frames) -> Figure:
-        grid = self.draw(self.data(frames))
-        charts.footer(grid.figure, self.footer(frames))
-        return grid.figure
+        return self.draw(self.data(frames)).finish(self.footer(frames))
 
 
 @dataclass(frozen=True)
