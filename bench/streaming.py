@@ -15,6 +15,7 @@ from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.prefill import LayerStream, prefill
 from specter.models.cuda.runner import ModelRunner, RunnerOptions
+from specter.timeline.base import difference
 from specter.timeline.cuda import CudaTimeline
 
 SHORT_PROMPT = 16
@@ -86,7 +87,7 @@ class StreamingBench:
             before = timeline.totals()
             once()
             torch.cuda.synchronize()
-            lanes = timeline.totals().minus(before)
+            lanes = difference(timeline.totals(), before)
             self.report.facts[f"prefill {num_tokens}: lanes"] = dataclasses.asdict(lanes)
 
     def cap(self) -> None:

@@ -21,7 +21,7 @@ from specter.experts.policies.base import NextLayerPredictor, Planner
 from specter.models.base import Model, Output, Proposal
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Sampler, Verdict
-from specter.timeline.base import Event, Mark, Timeline
+from specter.timeline.base import Event, Mark, Timeline, difference
 from specter.timeline.costs import CostModel
 
 
@@ -128,9 +128,14 @@ class Engine:
         self.model.reset()
         self._draft_seen = 0
         self._unrecorded = None
-        self.generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
+        generation = self.generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         try:
-            self._generate(self.generation, prompt, max_new_tokens, on_commit)
+            context = Context([*prompt, self._prefill(generation, prompt)])
+            on_commit(context.tokens[-1:])
+            while (remaining := max_new_tokens - (len(context.tokens) - len(prompt))) > 0:
+                num_new = self.run_round(context, remaining)
+                on_commit(context.tokens[-num_new:])
+            generation.tokens = context.tokens[len(prompt) :]
         except BaseException:
             with suppress(SpecterError, RuntimeError):  # a failed device cannot read its times
                 self._record()
@@ -138,26 +143,7 @@ class Engine:
         self._record()
         self.timeline.drain()  # copies of the last round's plan may be under way
         self._is_interrupted = False
-        return self.generation
-
-    def _generate(
-        self, generation: Generation, prompt: Sequence[int], max_new_tokens: int, on_commit: Callable[[list[int]], None]
-    ) -> None:
-        begin = self._window()
-        self.cache.begin_round()
-        outputs = self.target_pass(prompt, 0, num_outputs=1)
-        first = self.sampler.verify([], outputs, len(prompt)).tokens[0]
-        end = self._window()
-        generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
-        self.cache.queue.settle(end.num_needs)  # prefill's
-        generation.prefill_bytes = end.mark.copied_bytes - begin.mark.copied_bytes
-        generation.residents = list(self.cache.residency.experts())
-        context = Context([*prompt, first])
-        on_commit([first])
-        while (remaining := max_new_tokens - (len(context.tokens) - len(prompt))) > 0:
-            num_new = self.run_round(context, remaining)
-            on_commit(context.tokens[-num_new:])
-        generation.tokens = context.tokens[len(prompt) :]
+        return generation
 
     def run_round(self, context: Context, remaining: int) -> int:
         """One round: commits 1 to K+1 tokens to `context`, never more than `remaining`, and returns how many.
@@ -258,6 +244,19 @@ class Engine:
     def _num_moe_layers(self) -> int:
         return self.model.num_layers - self.model.num_dense_layers
 
+    def _prefill(self, generation: Generation, prompt: Sequence[int]) -> int:
+        """One pass over the prompt, recorded in `generation`; returns the first token."""
+        begin = self._window()
+        self.cache.begin_round()
+        outputs = self.target_pass(prompt, 0, num_outputs=1)
+        first = self.sampler.verify([], outputs, len(prompt)).tokens[0]
+        end = self._window()
+        generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
+        self.cache.queue.settle(end.num_needs)  # prefill's
+        generation.prefill_bytes = end.mark.copied_bytes - begin.mark.copied_bytes
+        generation.residents = list(self.cache.residency.experts())
+        return first
+
     def _wait(self, event: Event) -> None:
         """Blocks the host until `event`, and issues planned copies meanwhile."""
         while (copy := self.cache.feed()) is not None and not self.timeline.is_done(event):
@@ -281,7 +280,8 @@ class Engine:
             return
         assert self.generation is not None
         begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
-        lanes, cache = totals_at(end.mark).minus(totals_at(begin.mark)), end.counters.minus(begin.counters)
+        lanes, cache = difference(totals_at(end.mark), totals_at(begin.mark)), difference(end.counters, begin.counters)
+        prefetch_bytes, fetch_bytes = (n * self.costs.payload_bytes for n in (cache.num_prefetched, cache.num_misses))
         self._unrecorded = None  # before the append: an interruption here must not record the round twice
         need_ns = self.cache.queue.settle(end.num_needs)
         record = RoundRecord(
@@ -292,9 +292,9 @@ class Engine:
             draft_len=one.draft_len,
             accepted_len=one.verdict.accepted_len,
             new_len=len(one.verdict.tokens),
-            prefetch_bytes=cache.num_prefetched * self.costs.payload_bytes,
-            fetch_bytes=cache.num_misses * self.costs.payload_bytes,
-            writeback_bytes=lanes.copied_bytes - (cache.num_prefetched + cache.num_misses) * self.costs.payload_bytes,
+            prefetch_bytes=prefetch_bytes,
+            fetch_bytes=fetch_bytes,
+            writeback_bytes=lanes.copied_bytes - prefetch_bytes - fetch_bytes,
             num_hits=cache.num_hits,
             num_late_hits=cache.num_late_hits,
             num_misses=cache.num_misses,

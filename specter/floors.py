@@ -47,8 +47,6 @@ class Floor:
     tpot_ms: float
     strict_tpot_ms: float
     num_loads: int
-    link_ms: float
-    gpu_ms: float
 
 
 def floor_ideal(rounds: Sequence[RoundAccess], num_slots: int, costs: CostModel, hardware: Hardware) -> Floor:
@@ -74,12 +72,11 @@ def floor_trace(
     costs: CostModel,
     hardware: Hardware,
     residents: Iterable[ExpertId] = (),
-    num_staging: int = 0,
 ) -> Floor:
     """Loads by `min_loads`; drafting covers only those that have a slot to go to.
 
     With m loads in a round, of which min(m, free) have a slot that the rest of the round does not need
-    (free = slots - hits of the round + staging), and t = one copy, a round takes at least
+    (free = slots - hits of the round), and t = one copy, a round takes at least
         max(GPU, draft + m*t - min(min(m, free)*t, draft)).
 
     `strict_tpot_ms` bounds any policy: none loads less from the same `residents`, every load holds the link for t, and
@@ -88,8 +85,6 @@ def floor_trace(
 
     Args:
         residents: in a slot, or loading, when the first round begins.
-        num_staging: slots beyond the pool, for experts that only stream through.
-
     Raises:
         SpecterError: no rounds, no slots, more residents than slots, or an access with another number of layers.
     """
@@ -109,7 +104,7 @@ def floor_trace(
     for index, access in enumerate(rounds):
         count = sum(visit_loads[index * num_layers : (index + 1) * num_layers])
         draft, verification = _gpu_ns(access, costs, hardware)
-        free = num_slots - (access.num_experts - count) + num_staging
+        free = num_slots - (access.num_experts - count)
         covered = min(min(count, free) * copy_ns, draft)
         loads.append(count)
         gpu_ns.append(draft + verification)
@@ -181,11 +176,8 @@ def _floor(
     rounds: Sequence[RoundAccess], bounds_ns: list[int], loads: list[int], copy_ns: int, gpu_ns: list[int]
 ) -> Floor:
     num_tokens = sum(access.new_len for access in rounds)
-    link_total, gpu_total = sum(loads) * copy_ns, sum(gpu_ns)
     return Floor(
         tpot_ms=sum(bounds_ns) / num_tokens / 1e6,
-        strict_tpot_ms=max(link_total, gpu_total) / num_tokens / 1e6,
+        strict_tpot_ms=max(sum(loads) * copy_ns, sum(gpu_ns)) / num_tokens / 1e6,
         num_loads=sum(loads),
-        link_ms=link_total / 1e6,
-        gpu_ms=gpu_total / 1e6,
     )

@@ -1,21 +1,27 @@
-"""One input through one system: warm up, generate, measure; live and by replay."""
+"""One input through one system: build the engine, warm up, generate, measure; live and by replay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from specter.build import build_engine
 from specter.engine import Engine
-from specter.experts.transfer import Backend
+from specter.errors import SpecterError
+from specter.experts.cache import ExpertCache
+from specter.experts.policies.base import EVICTIONS, PLANNERS, PREDICTORS, Pool, layer_quotas
+from specter.experts.residency import Residency
+from specter.experts.transfer import TRANSFERS, Backend, Mover, move_nothing
 from specter.metrics import Metrics, accesses, summarize
 from specter.models.base import Model
+from specter.models.spec import ExpertId
 from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
 from specter.resolve import ResolvedRun
 from specter.speculation.accept import Sampler, TokenSampler
+from specter.speculation.drafts import DRAFTS
 from specter.timeline.hardware import Hardware
 from specter.timeline.trace import TraceOp
+from specter.timeline.virtual import VirtualTimeline
 
 OnCommit = Callable[[list[int]], None]
 
@@ -66,6 +72,47 @@ def run_input(
     if measured is not None:
         result.metrics["plain_copy_bytes_per_s"] = run.config.hardware.link_bytes_per_s
     return result
+
+
+def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Backend | None = None) -> Engine:
+    """An engine with an empty cache, or a full one for a system that holds all experts.
+
+    Args:
+        backend: by default a `virtual_backend` without payloads.
+    Raises:
+        SpecterError: the model has other layers or experts than the one charged.
+    """
+    config, costs, spec = run.config, run.costs, run.spec
+    system = config.system
+    shape = ("num_layers", "num_dense_layers", "num_experts", "top_k")
+    if any(getattr(model, name) != getattr(spec, name) for name in shape):
+        raise SpecterError(
+            f"{config.model.checkpoint} has other layers or experts than {spec.name}, which it is to be charged as",
+            "set model.charged_as to the full-size model that this checkpoint stands for",
+        )
+    backend = backend or virtual_backend(run)
+    transfer = TRANSFERS[system.transfer](backend, costs.payload_bytes, system.num_buffers)
+    quotas = layer_quotas(run.num_slots, spec.num_moe_layers)
+    pool = Pool(quotas, spec.num_experts, costs.payload_bytes, system.num_staging)
+    cache = ExpertCache(Residency(run.num_slots), EVICTIONS[system.eviction](pool), transfer)
+    if system.holds_all:
+        cache.place([ExpertId(m, e) for m in range(spec.num_moe_layers) for e in range(spec.num_experts)])
+    return Engine(
+        model,
+        sampler,
+        cache,
+        transfer.timeline,
+        costs,
+        planner=PLANNERS[system.planner](pool),
+        draft_len=config.draft_len,
+        predictor=PREDICTORS[system.predictor](),
+        has_own_draft=DRAFTS[system.draft].is_own,
+    )
+
+
+def virtual_backend(run: ResolvedRun, move: Mover = move_nothing) -> Backend:
+    """A fresh virtual clock of the run's hardware; `move` copies payloads, which a replay does not have."""
+    return Backend(VirtualTimeline(run.config.hardware, run.config.trace), move)
 
 
 class Replayer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from specter.timeline.base import Event
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Running counts; subtract two copies for a window."""
+    """Running counts; see `timeline.base.difference`."""
 
     num_hits: int = 0
     num_late_hits: int = 0
@@ -32,9 +32,6 @@ class CacheCounters:
     num_prefetched: int = 0
     num_prefetched_used: int = 0
     num_experts: int = 0  # distinct experts routed to, summed over layers and passes
-
-    def minus(self, earlier: CacheCounters) -> CacheCounters:
-        return CacheCounters(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(CacheCounters)))
 
 
 @functools.cache

@@ -100,6 +100,4 @@ def build_sampler(sampling: SamplingConfig) -> Sampler:
     """The sampler of a validated configuration."""
     if sampling.kind == "greedy":
         return GreedySampler()
-    if sampling.kind == "seeded":
-        return SeededSampler(sampling)
-    return RejectionSampler(sampling)
+    return SeededSampler(sampling) if sampling.kind == "seeded" else RejectionSampler(sampling)

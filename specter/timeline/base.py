@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from specter.timeline.trace import TraceOp
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
+Totals = TypeVar("Totals", bound="DataclassInstance")
 Clock = Literal["virtual", "device"]
 
 
@@ -46,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class LaneTotals:
-    """Running totals since the timeline began, ns. Subtract two snapshots for a window."""
+    """Running totals since the timeline began, ns; see `difference`."""
 
     compute_busy_ns: int = 0
     link_busy_ns: int = 0
@@ -54,8 +58,10 @@ class LaneTotals:
     copied_bytes: int = 0
     num_copies: int = 0
 
-    def minus(self, earlier: LaneTotals) -> LaneTotals:
-        return LaneTotals(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(LaneTotals)))
+
+def difference(later: Totals, earlier: Totals) -> Totals:
+    """Field by field, of two snapshots of a dataclass of counts."""
+    return type(later)(*(getattr(later, one.name) - getattr(earlier, one.name) for one in fields(later)))
 
 
 class Timeline(Protocol):

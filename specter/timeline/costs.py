@@ -78,7 +78,6 @@ class CostModel:
         kv_capacity: positions of the KV cache; every pass attends over all of them.
         weight_bytes: per weight of the target (2: BF16).
         int4_bits: per weight of the draft's routed experts.
-        graphed_draft: the draft step is one captured graph; False charges one launch per kernel.
         draft_shared_bits: per non-expert weight of a draft that has its own; None where it reads the target's.
     """
 
@@ -87,7 +86,6 @@ class CostModel:
     kv_capacity: int
     weight_bytes: int = 2
     int4_bits: float = INT4_BITS
-    graphed_draft: bool = True
     draft_shared_bits: float | None = None
     _works: dict[Any, Work] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pass_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # by tiles
@@ -115,7 +113,7 @@ class CostModel:
         experts = _Cost(weights + self._rows_bytes(rows), 2 * rows * spec.top_k * spec.expert_params, EXPERT_KERNELS)
         for _ in range(spec.num_moe_layers):
             cost += experts + self._combine(rows)  # the lookahead's k counters ride in combine
-        return cost.work("draft_step", launches=1 if self.graphed_draft else None)
+        return cost.work("draft_step", launches=1)  # one captured graph
 
     @_cached
     def predict_next(self, tiles: int = 1) -> Work:

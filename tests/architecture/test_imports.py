@@ -27,7 +27,7 @@ ROOMS = (
     ("tokens from logits", ["specter.speculation.sampling"]),
     ("what a run needs", ["specter.memory", "specter.resolve", "specter.prompts", "specter.load_plan"]),
     ("the engine", ["specter.engine"]),
-    ("one input", ["specter.build", "specter.metrics", "specter.session"]),
+    ("one input", ["specter.metrics", "specter.session"]),
     ("models that compute", ["specter.models.cpu", "specter.models.inflation", "specter.models.cuda"]),
     ("records on disk, probes", ["specter.results", "specter.probes"]),
     ("the command line", ["specter.run"]),

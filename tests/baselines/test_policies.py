@@ -12,12 +12,12 @@ import pytest
 from baselines.specmoeoff import choose_k, simulate
 from harness.plan import compose
 from specter import resolve as resolving
-from specter.build import build_engine
 from specter.config import RunConfig, SystemConfig
 from specter.models.base import Choose, FinishedStep, Output, Routing
 from specter.models.full_size import FULL_SIZE
 from specter.models.spec import ModelSpec
 from specter.resolve import resolve
+from specter.session import build_engine
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from tests.baselines.policies import POLICIES, Pass

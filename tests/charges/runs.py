@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from harness.plan import compose
-from specter.build import build_engine
 from specter.config import RunConfig
 from specter.engine import Engine
 from specter.experts.transfer import Backend
 from specter.models.hub_config import config_of
 from specter.records import RoundRecord
 from specter.resolve import resolve
+from specter.session import build_engine
 from specter.speculation.accept import TokenSampler
 from tests.charges.logged import BY_HAND, LoggedTimeline, Script, ScriptedModel
 from tests.charges.tariff import KV_CAPACITY, SPEC, TILE_ROWS

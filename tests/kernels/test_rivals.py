@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from specter.build import build_engine
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
 from specter.errors import SpecterError
 from specter.experts.transfer import Backend, SendBack
@@ -25,7 +24,7 @@ from specter.models.cuda.runner import ModelRunner
 from specter.models.cuda.weights import GpuKVCache, OwnMemory, tensors_in
 from specter.models.spec import ExpertId
 from specter.resolve import resolve
-from specter.session import Replayer, RunResult
+from specter.session import Replayer, RunResult, build_engine
 from specter.speculation.accept import TokenSampler
 from specter.timeline.base import Timeline, Work
 from specter.timeline.cuda import CudaTimeline

@@ -60,7 +60,7 @@ live = random_live(Path("toy"), spec)
 assert len(run_pass(live.decoder, live.store, [1, 2, 3], 0).outputs) == 3
 with safe_open("toy/model.safetensors", "pt") as file:
     assert "model.layers.0.moe.experts.0.gate_proj.weight" in file.keys()
-names = {str(path.relative_to(Path.cwd())) for path in imported_files("specter.build")}
+names = {str(path.relative_to(Path.cwd())) for path in imported_files("specter.session")}
 assert {"specter/models/families/toy.py", "specter/models/full_size/toy/config.json"} <= names
 """
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from specter.build import build_engine
 from specter.experts.transfer import Backend, SendBack
 from specter.resolve import resolve
+from specter.session import build_engine
 from specter.speculation.accept import TokenSampler
 from tests.charges.logged import Chosen, Issued, LoggedTimeline, Script, ScriptedModel
 from tests.charges.runs import Run, make_config, open_run

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from specter.build import build_engine
 from specter.errors import SpecterError
 from specter.experts.transfer import Backend
 from specter.floors import Floor, RoundAccess, floor_ideal, floor_trace, min_loads
@@ -22,6 +21,7 @@ from specter.metrics import summarize
 from specter.models.spec import ExpertId
 from specter.records import Generation, RoundRecord
 from specter.resolve import ResolvedRun, resolve
+from specter.session import build_engine
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
@@ -267,8 +267,8 @@ def test_floors_of_two_rounds() -> None:
     ideal = floor_ideal(ACCESSES, 6, COSTS, BY_HAND)
     trace = floor_trace(ACCESSES, 6, COSTS, BY_HAND, RESIDENTS)
     strict_ms = device_ms / 6  # 8 * 5000 on the link are less
-    assert asdict(ideal) == pytest.approx(asdict(Floor(IDEAL_MS, strict_ms, 4, 0.020, device_ms)))
-    assert asdict(trace) == pytest.approx(asdict(Floor(TRACE_MS, strict_ms, 8, 0.040, device_ms)))
+    assert asdict(ideal) == pytest.approx(asdict(Floor(IDEAL_MS, strict_ms, 4)))
+    assert asdict(trace) == pytest.approx(asdict(Floor(TRACE_MS, strict_ms, 8)))
 
 
 def test_floors_of_a_slow_link() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specter.timeline.base import LaneTotals, Timeline, Work
+from specter.timeline.base import LaneTotals, Timeline, Work, difference
 from specter.timeline.hardware import Hardware
 from specter.timeline.virtual import VirtualEvent, VirtualTimeline
 from tests.timeline.event_simulator import Command, simulate
@@ -118,7 +118,7 @@ def test_three_rounds_by_hand() -> None:
         play()
         ops = timeline.ops[num_ops:]
         assert timeline.now_ns() == host
-        assert timeline.totals().minus(before) == totals
+        assert difference(timeline.totals(), before) == totals
         assert [(op.start_ns, op.end_ns) for op in ops if op.lane == "compute"] == compute_spans
         assert [(op.start_ns, op.end_ns) for op in ops if op.lane == "link"] == link_spans
 

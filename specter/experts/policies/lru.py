@@ -54,5 +54,5 @@ class LruEviction(Eviction):
         return next(filter(may_evict, self._layers[layer]), None)
 
 
-# Every expert has a slot from the start (`specter.build`), so nothing is ever displaced.
+# Every expert has a slot from the start (`specter.session`), so nothing is ever displaced.
 EVICTIONS.register("resident")(LruEviction)

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
-from specter.build import virtual_backend
 from specter.config import SystemConfig
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
@@ -21,7 +20,7 @@ from specter.models.spec import ExpertId
 from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.resolve import ResolvedRun, resolve
-from specter.session import OnCommit, RunResult, run_input
+from specter.session import OnCommit, RunResult, run_input, virtual_backend
 from specter.speculation.drafts import DRAFTS
 from specter.speculation.sampling import build_sampler
 
