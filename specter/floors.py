@@ -168,7 +168,7 @@ def _check(rounds: Sequence[RoundAccess], num_slots: int, costs: CostModel) -> N
 
 def _gpu_ns(access: RoundAccess, costs: CostModel, hardware: Hardware) -> tuple[int, int]:
     """Time of the device-memory bytes of the draft steps, and of the verification."""
-    draft = access.draft_len * hardware.hbm_ns(costs.draft_step_bytes())
+    draft = access.draft_len * hardware.hbm_ns(costs.draft_step().hbm_bytes)
     return draft, hardware.hbm_ns(costs.verification_bytes(access.num_experts, rows=access.draft_len + 1))
 
 

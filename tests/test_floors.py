@@ -239,7 +239,7 @@ def test_draft_covers_only_loads_that_have_a_slot() -> None:
     while drafting and its 78 loads wait for the draft, but for those that a further slot takes.
     """
     copy_ns = HARDWARE.copy_ns(COSTS.payload_bytes)
-    draft_ns = 8 * HARDWARE.hbm_ns(COSTS.draft_step_bytes())
+    draft_ns = 8 * HARDWARE.hbm_ns(COSTS.draft_step().hbm_bytes)
     assert 20 * copy_ns < draft_ns < 78 * copy_ns
     for num_free in (0, 10):
         floor = floor_trace(two_rounds(8), 78 + num_free, COSTS, HARDWARE)

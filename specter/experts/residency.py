@@ -46,17 +46,14 @@ class Residency:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self.slots = [Slot(index) for index in range(num_slots)]
-        self._free = self.slots[::-1]  # taken from the end: slot 0 first
-        self._slot_of: dict[ExpertId, Slot] = {}
+        self._num_slots = num_slots
+        self.clear()
 
     def clear(self) -> None:
         """Frees every slot, whatever its state."""
-        for slot in self.slots:
-            slot.expert, slot.state, slot.pins, slot.generation = None, State.ABSENT, 0, 0
-            slot.ready, slot.last_use, slot.is_prefetch, slot.is_late = None, None, False, False
-        self._free = self.slots[::-1]
-        self._slot_of = {}
+        self.slots = [Slot(index) for index in range(self._num_slots)]
+        self._free = self.slots[::-1]  # taken from the end: slot 0 first
+        self._slot_of: dict[ExpertId, Slot] = {}
 
     def find(self, expert: ExpertId) -> Slot | None:
         """The expert's slot, loading or resident; None if absent."""

@@ -101,7 +101,8 @@ class CostModel:
     def draft_step(self, rows: int = 1) -> Work:
         """One draft token: one row through all layers, top_k INT4 experts per MoE layer, lm_head, sampling.
 
-        More rows: a draft with its own KV processes the tokens that it lacks; all their experts may be distinct.
+        DeepSeek-V2-Lite reads 2.2 GB of shared weights and 0.70 GB of INT4 experts. More rows: a draft with its own KV
+        processes the tokens that it lacks; all their experts may be distinct.
         """
         spec = self.spec
         cost = sum((self._layer(layer, rows, tiles=1) for layer in range(spec.num_layers)), self._head(rows=1))
@@ -123,10 +124,7 @@ class CostModel:
 
     @_cached
     def attend_and_route(self, layer: int, tiles: int = 1) -> Work:
-        """Attention, norms, router and shared experts of one layer; a dense layer whole. Layer 0 also embeds.
-
-        `layer` counts all layers, dense ones included.
-        """
+        """Attention, norms, router and shared experts of one layer (of all); a dense layer whole. Layer 0 embeds."""
         return self._layer(layer, tiles * self.tile_rows, tiles).work("attend_and_route")
 
     @_cached
@@ -164,10 +162,6 @@ class CostModel:
 
     def num_tiles(self, rows: int) -> int:
         return ceil_div(rows, self.tile_rows)
-
-    def draft_step_bytes(self) -> int:
-        """Device-memory bytes of one draft step (DeepSeek-V2-Lite: 2.2 GB shared + 0.70 GB INT4 experts)."""
-        return self.draft_step().hbm_bytes
 
     def verification_bytes(self, num_experts: int, rows: int) -> int:
         """The least device-memory bytes of one target pass over `rows` rows: one wave per layer.

@@ -129,15 +129,14 @@ class CudaTimeline:
         return self._end(span, stream)
 
     def wait(self, event: Event) -> None:
-        """As in `Timeline`; the host spins, since a wake-up takes longer than most waits.
-
-        Raises:
-            SpecterError: the event does not happen in time, or the device reports an error.
-        """
         self.wait_first((event,))
 
     def wait_first(self, events: Sequence[Event]) -> None:
-        """Blocks the host until at least one of `events` has happened. Raises SpecterError as `wait`."""
+        """As in `Timeline`; the host spins, since a wake-up takes longer than most waits.
+
+        Raises:
+            SpecterError: no event happens in time, or the device reports an error.
+        """
         start = time.perf_counter_ns()
         limit = start + round(self._timeout_s * 1e9)
         while not any(self.is_done(event) for event in events):
@@ -182,7 +181,7 @@ class CudaTimeline:
         return mark
 
     def totals_at(self, mark: Mark) -> LaneTotals:
-        """As in `Timeline`. Raises SpecterError as `wait`."""
+        """As in `Timeline`. Raises SpecterError as `wait_first`."""
         assert isinstance(mark, CudaMark)
         while mark.num_lanes:
             if not self._collect():

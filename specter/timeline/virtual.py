@@ -148,8 +148,7 @@ class VirtualTimeline:
             self._compute_busy_ns, self._link_busy_ns, self._stall_ns, self._copied_bytes, self._num_copies
         )
 
-    def mark(self) -> LaneTotals:
-        return self.totals()
+    mark = totals
 
     def totals_at(self, mark: Mark) -> LaneTotals:
         assert isinstance(mark, LaneTotals)

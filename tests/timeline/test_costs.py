@@ -22,7 +22,7 @@ MOE_LAYERS = range(DEEPSEEK_V2_LITE.num_dense_layers, DEEPSEEK_V2_LITE.num_layer
 
 def test_published_sizes() -> None:
     assert COSTS.payload_bytes == 17_301_504
-    assert COSTS.draft_step_bytes() == pytest.approx(2.2e9 + 0.70e9, rel=0.01)
+    assert COSTS.draft_step().hbm_bytes == pytest.approx(2.2e9 + 0.70e9, rel=0.01)
 
 
 every_model = pytest.mark.parametrize("spec", FULL_SIZE.values(), ids=FULL_SIZE.keys())
@@ -112,7 +112,7 @@ def test_the_cost_of_a_layer_does_not_depend_on_earlier_calls(num_dense: int) ->
 def test_a_draft_step_is_one_launch_of_many_kernels() -> None:
     assert COSTS.draft_step().launches == 1 < COSTS.draft_step().kernels
     assert COSTS.attend_and_route(1).launches == COSTS.attend_and_route(1).kernels > 1
-    assert dataclasses.replace(COSTS, int4_bits=16).draft_step_bytes() > COSTS.draft_step_bytes()
+    assert dataclasses.replace(COSTS, int4_bits=16).draft_step().hbm_bytes > COSTS.draft_step().hbm_bytes
 
 
 @pytest.mark.parametrize("name", ["tile_rows", "kv_capacity", "weight_bytes", "int4_bits"])
