@@ -96,10 +96,7 @@ def behave(model: LiveModel, prompt: Sequence[int], num_draft: int) -> Behaviour
 
 def load_prompts(paths: Iterable[Path], tokenizer_file: Path, num_prompts: int, num_tokens: int) -> list[list[int]]:
     """The first `num_tokens` tokens of the first texts that are long enough, as many from each file.
-
-    Raises:
-        SpecterError: a file is missing, or there are too few texts.
-    """
+    Raises SpecterError: a file is missing, or there are too few texts."""
     files = sorted(paths)
     for path in (*files, tokenizer_file):
         if not path.is_file():

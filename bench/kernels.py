@@ -69,10 +69,7 @@ class Options:
 
 def run(options: Options, console: Console) -> Report:
     """Runs all sections; a section that fails is named in the report, and the others continue.
-
-    Raises:
-        SpecterError: no device or faulty input, before large work.
-    """
+    Raises SpecterError: no device or faulty input, before large work."""
     start = time.perf_counter()
     pin, config = as_pin(options.pin), options.read_model()
     budget = DeviceBudget("cuda", options.cap_gb * 10**9)

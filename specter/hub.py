@@ -35,9 +35,8 @@ def find_checkpoint(checkpoint: str, console: Console) -> Path:
 
     config.json is checked before weights are fetched. HF_HUB_OFFLINE and HF_HOME are honoured.
 
-    Raises:
-        SpecterError: neither a directory nor a repository, no network and nothing cached, a family that is not
-            supported, or too little disk space.
+    Raises SpecterError: neither a directory nor a repository, no network and nothing cached, a family that is not
+    supported, or too little disk space.
     """
     if not is_hub_id(checkpoint):
         if not Path(checkpoint).is_dir():

@@ -17,9 +17,7 @@ WARMUP_PATH = Path("data/prompts/warmup.txt")
 
 def prompt_text(config: RunConfig) -> str:
     """The text that this run continues.
-
-    Raises SpecterError: no such input, an unreadable file, or a hub data set that cannot be loaded.
-    """
+    Raises SpecterError: no such input, an unreadable file, or a hub data set that cannot be loaded."""
     if config.prompt is not None:
         return config.prompt
     dataset, index = config.dataset, config.input

@@ -44,9 +44,7 @@ class Checkpoint:
     @classmethod
     def open(cls, directory: Path | str) -> Checkpoint:
         """Opens a hub directory and checks its structure.
-
-        Raises SpecterError: naming the file or tensor that is missing, truncated, unexpected or of the wrong shape.
-        """
+        Raises SpecterError: naming the file or tensor that is missing, truncated, unexpected or of the wrong shape."""
         directory = Path(directory)
         spec = read_spec(directory)
         files = indexed_files(directory) or [directory / SINGLE_FILE]
@@ -61,10 +59,7 @@ class Checkpoint:
         return cls(directory, spec, entries)
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor as fp32, decoded if it is int8-coded.
-
-        Raises SpecterError: it holds NaN or infinite values.
-        """
+        """One tensor as fp32, decoded if it is int8-coded. Raises SpecterError: it holds NaN or infinite values."""
         return self._value(name).float()
 
     def experts(self, layer: int) -> tuple[Tensor, Tensor]:

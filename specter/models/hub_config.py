@@ -31,9 +31,7 @@ def read_spec(directory: Path) -> ModelSpec:
 
 def spec_of(config: Config, name: str) -> ModelSpec:
     """The spec that a hub configuration describes. Settings are checked here, before any tensor is read.
-
-    Raises SpecterError: an unregistered family, a missing key, or a setting that the decoder does not implement.
-    """
+    Raises SpecterError: an unregistered family, a missing key, or a setting that the decoder does not implement."""
     model_type = config.get("model_type", "")
     if model_type not in FAMILIES:
         known = ", ".join(f"{kind} ({FAMILIES[kind].published})" for kind in FAMILIES.names())

@@ -48,12 +48,8 @@ def is_long(rope: RopeSpec, capacity: int) -> bool:
 
 
 def check_prompt(spec: ModelSpec, capacity: int, num_tokens: int) -> None:
-    """Refuses a prompt shorter than LongRoPE's switch in a KV cache longer than it.
-
-    Raises:
-        SpecterError: the published model would rotate this prompt by the short factors, and its continuation by the
-            long ones.
-    """
+    """Refuses a prompt shorter than LongRoPE's switch in a KV cache longer than it. Raises SpecterError: the published
+    model would rotate this prompt by the short factors, and its continuation by the long ones."""
     original = spec.rope.original_max_positions
     if is_long(spec.rope, capacity) and num_tokens <= original:
         raise SpecterError(

@@ -28,9 +28,7 @@ class StoredTensor:
 
 def indexed_files(directory: Path) -> list[Path]:
     """The files that the directory's index names, sorted; empty without an index.
-
-    Raises SpecterError: a damaged index, or a missing file.
-    """
+    Raises SpecterError: a damaged index, or a missing file."""
     names = sorted(set(_weight_map(directory / INDEX_FILE).values()))
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
@@ -43,10 +41,7 @@ def indexed_files(directory: Path) -> list[Path]:
 
 
 def read_headers(paths: Iterable[Path], family: str) -> dict[str, StoredTensor]:
-    """The tensors in the files, by Specter's name.
-
-    Raises SpecterError: a damaged file, or a tensor in two files.
-    """
+    """The tensors in the files, by Specter's name. Raises SpecterError: a damaged file, or a tensor in two files."""
     entries: dict[str, StoredTensor] = {}
     for path in paths:
         try:

@@ -153,9 +153,7 @@ class Decoder:
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> DecoderPass:
         """See `Model`; outputs are logits [V].
-
-        Raises SpecterError: no tokens, more than the KV cache holds, or a prompt that LongRoPE's switch forbids.
-        """
+        Raises SpecterError: no tokens, more than the KV cache holds, or a prompt that LongRoPE's switch forbids."""
         if not 0 <= num_outputs <= len(tokens) or not tokens:
             raise SpecterError(
                 f"a pass over {len(tokens)} tokens with {num_outputs} outputs", "give at least one token"

@@ -43,9 +43,7 @@ class KVCache:
 
     def extend(self, position: int, num_rows: int) -> None:
         """Makes `num_rows` positions from `position` on the end of the cache.
-
-        Raises SpecterError: the rows do not fit, or would leave a gap.
-        """
+        Raises SpecterError: the rows do not fit, or would leave a gap."""
         if position > self.length:
             raise SpecterError(
                 f"position {position} lies beyond the {self.length} cached ones", "process positions in order"

@@ -43,9 +43,7 @@ class LiveModel:
     @classmethod
     def load(cls, run: ResolvedRun, progress: Progress) -> LiveModel:
         """Loads target and draft, and checks that a row's bits do not depend on its place on this machine.
-
-        Raises SpecterError: from the strict readers of the checkpoint and of the quantized directory.
-        """
+        Raises SpecterError: from the strict readers of the checkpoint and of the quantized directory."""
         config = run.config
         checkpoint = Checkpoint.open(config.model.checkpoint)
         spec = checkpoint.spec

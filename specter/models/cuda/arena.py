@@ -37,9 +37,6 @@ class DeviceArena(SlotArena):
 
 def open_arena(num_slots: int, codec: RawCodec, budget: DeviceBudget) -> DeviceArena:
     """Allocates `num_slots` slots on the budget's device.
-
-    Raises:
-        SpecterError: the slots do not fit the budget, or the device refuses them.
-    """
+    Raises SpecterError: the slots do not fit the budget, or the device refuses them."""
     budget.check(num_slots * stride_bytes(codec), f"an arena of {num_slots} experts")
     return DeviceArena(num_slots, codec, budget.device)

@@ -84,9 +84,6 @@ def check_served(spec: ModelSpec) -> None:
 
 def build_attention(weights: GpuWeights, cache: GpuKVCache, num_rows: int, pdl: bool) -> Attention:
     """The attention of the weights' family, for up to `num_rows` rows at a time.
-
-    Raises:
-        SpecterError: heads that the kernels do not support.
-    """
+    Raises SpecterError: heads that the kernels do not support."""
     kind = LatentAttention if weights.spec.is_latent else PlainAttention
     return kind(weights, cache, num_rows, pdl)

@@ -75,8 +75,7 @@ class WriteBack:
 
     Attributes:
         buffers: uint8 [num_buffers, payload_bytes].
-    Raises:
-        SpecterError: no buffers.
+    Raises SpecterError: no buffers.
     """
 
     def __init__(self, arena: DeviceArena, num_buffers: int) -> None:

@@ -79,9 +79,8 @@ def load_model(
 
     Args:
         with_draft: put the INT4 experts on the device; without them there is room for more slots.
-    Raises:
-        SpecterError: heads or a router that the kernels do not support; codes made from another checkpoint; or as the
-            readers, the budget and the store.
+    Raises SpecterError: heads or a router that the kernels do not support; codes made from another checkpoint; or as
+    the readers, the budget and the store.
     """
     check_served(spec)
     opened = Checkpoint.open(checkpoint)

@@ -59,8 +59,7 @@ def load_store(
 
     Args:
         store: an empty store to fill, instead of one made with `pin`.
-    Raises:
-        SpecterError: too little host memory, page-locking refused (see `PinnedStore`), or a damaged source.
+    Raises SpecterError: too little host memory, page-locking refused (see `PinnedStore`), or a damaged source.
     """
     spec = source.spec
     if store is None:

@@ -37,8 +37,7 @@ class DeviceBudget:
         """
         Args:
             cap_bytes: most bytes to allocate; None is all that is free now.
-        Raises:
-            SpecterError: no such device, or a cap above the free bytes.
+        Raises SpecterError: no such device, or a cap above the free bytes.
         """
         if not torch.cuda.is_available():
             raise SpecterError(f"device {device} is not available", "run on a machine with a CUDA device")
@@ -57,10 +56,7 @@ class DeviceBudget:
 
     def check(self, num_bytes: int, what: str) -> None:
         """Checks that an allocation fits.
-
-        Raises:
-            SpecterError: it does not; names `what`, its bytes and the bytes left.
-        """
+        Raises SpecterError: it does not; names `what`, its bytes and the bytes left."""
         check_fits(num_bytes, self.left_bytes(), what, self.cap_bytes)
 
     def left_bytes(self) -> int:

@@ -51,9 +51,8 @@ class CudaModel:
         """Loads the target, and the draft if the run speculates, within the memory of `config.hardware`, with progress
         on `console`.
 
-        Raises:
-            SpecterError: sampling that the device does not support, no device, too little memory on either side, or a
-                faulty checkpoint.
+        Raises SpecterError: sampling that the device does not support, no device, too little memory on either side, or
+        a faulty checkpoint.
         """
         config = run.config
         DeviceSampling.of(config.sampling)

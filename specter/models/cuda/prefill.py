@@ -25,10 +25,7 @@ class LayerStream:
     """Whole MoE layers, in order, through two halves of an arena."""
 
     def __init__(self, store: PinnedStore, arena: DeviceArena, timeline: Timeline) -> None:
-        """
-        Raises:
-            SpecterError: the arena does not hold two layers.
-        """
+        """Raises SpecterError: the arena does not hold two layers."""
         num_experts = store.num_experts
         if arena.num_slots < 2 * num_experts:
             raise SpecterError(

@@ -87,8 +87,7 @@ class ModelRunner:
         move: the `Mover` from the store into the slots.
         graphs: captured work by (part of a pass, layer, rows launched).
         own_memory: of the draft that `own_draft` has made, if any.
-    Raises:
-        SpecterError: the slots do not fit the budget.
+    Raises SpecterError: the slots do not fit the budget.
     """
 
     def __init__(self, model: LoadedModel, budget: DeviceBudget, options: RunnerOptions) -> None:
@@ -155,10 +154,7 @@ class ModelRunner:
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         """See `Model`. Nothing is launched yet; the pass before must have ended.
-
-        Raises:
-            SpecterError: more rows, outputs or positions than fit, or a prompt across LongRoPE's switch.
-        """
+        Raises SpecterError: more rows, outputs or positions than fit, or a prompt across LongRoPE's switch."""
         num_rows = len(tokens)
         if position == 0:
             check_prompt(self._model.spec, self.target.cache.capacity, num_rows)
@@ -210,10 +206,7 @@ class ModelRunner:
 
     def own_draft(self) -> ModelRunner:
         """This runner with a draft on a copy of the non-expert weights and a KV cache of its own, made once.
-
-        Raises:
-            SpecterError: they do not fit the budget.
-        """
+        Raises SpecterError: they do not fit the budget."""
         if self._own_draft is None:
             self.own_memory = OwnMemory.allocate(self._model.weights, self.options.kv_capacity, self._budget)
             self._own_draft = copy.copy(self)

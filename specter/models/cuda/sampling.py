@@ -17,10 +17,7 @@ class DeviceSampling:
 
     @classmethod
     def of(cls, sampling: SamplingConfig) -> DeviceSampling:
-        """
-        Raises:
-            SpecterError: top-k, top-p or rejection sampling, which need logits on the host at every step.
-        """
+        """Raises SpecterError: top-k, top-p or rejection sampling, which need logits on the host at every step."""
         if sampling.kind == "greedy":
             return cls()
         checks = {"kind": sampling.kind != "seeded", "top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1.0}

@@ -128,10 +128,7 @@ class PinnedStore:
 
     def open_layer(self, layer: int) -> Tensor:
         """Opens the layer's arena, uint8 [E, payload_bytes]: poisoned, and page-locked as `pin` says. Thread-safe.
-
-        Raises:
-            SpecterError: too little host memory, or page-locking is required and refused.
-        """
+        Raises SpecterError: too little host memory, or page-locking is required and refused."""
         start = time.perf_counter()
         self._claim_memory(layer)
         granted = time.perf_counter()

@@ -38,8 +38,7 @@ class Target:
     Attributes:
         tokens: int32 [64], the chosen tokens of the last pass. logits: fp32 [64, V].
         routing: of the last MoE layer. predicted: of the layer after it (see `predict_next`).
-    Raises:
-        SpecterError: the slots are too short for an expert, or of another dtype.
+    Raises SpecterError: the slots are too short for an expert, or of another dtype.
     """
 
     def __init__(
@@ -102,19 +101,13 @@ class Target:
 
     def begin(self, tokens: Tensor, position: int, num_outputs: int) -> None:
         """Places a pass over tokens int32 [T], on any device, at `position`…. Asynchronous if they are page-locked.
-
-        Raises:
-            SpecterError: as `place`.
-        """
+        Raises SpecterError: as `place`."""
         self.place(tokens.shape[0], position, num_outputs)
         self.feed[: tokens.shape[0]].copy_(tokens, non_blocking=True)
 
     def place(self, num_rows: int, position: int, num_outputs: int) -> None:
         """Sets the positions of the next pass, whose tokens are in `feed`. Asynchronous.
-
-        Raises:
-            SpecterError: more rows, outputs or positions than the buffers and the KV cache hold.
-        """
+        Raises SpecterError: more rows, outputs or positions than the buffers and the KV cache hold."""
         if not 0 < num_rows <= self.max_rows or not 0 <= num_outputs <= min(num_rows, OUTPUT_ROWS):
             raise SpecterError(
                 f"a pass of {num_rows} rows with {num_outputs} outputs, where {self.max_rows} and {OUTPUT_ROWS} fit",
@@ -130,10 +123,7 @@ class Target:
 
     def run(self, num_rows: int, num_outputs: int | None = None) -> None:
         """Launches one resident pass over the first `num_rows` rows of `feed`; by default all are outputs.
-
-        Raises:
-            SpecterError: there is no slot table.
-        """
+        Raises SpecterError: there is no slot table."""
         if self.slot_table is None:
             raise SpecterError("a resident pass without a slot table", "load every expert, or run in waves")
         spec = self.weights.spec

@@ -92,8 +92,7 @@ class GpuWeights:
         Args:
             get: returns a tensor of any dtype, on any device.
             num_tokens: of the tokenizer; None if every row of the vocabulary is a token.
-        Raises:
-            SpecterError: no tokens, or more than the vocabulary has rows.
+        Raises SpecterError: no tokens, or more than the vocabulary has rows.
         """
         if num_tokens is not None and not 0 < num_tokens <= spec.vocab:
             raise SpecterError(

@@ -40,9 +40,7 @@ class Family:
     @staticmethod
     def read(config: Config, name: str) -> Config:
         """Fields of `ModelSpec` that are neither shared nor in `keys`; `rope` as a dict of `RopeSpec` fields.
-
-        Raises SpecterError: a setting that the decoder does not implement.
-        """
+        Raises SpecterError: a setting that the decoder does not implement."""
         raise NotImplementedError
 
     @staticmethod
@@ -56,9 +54,7 @@ FAMILIES: Registry[type[Family]] = Registry("model_type")
 
 def rope_settings(config: Config, name: str, kinds: tuple[str, ...], theta: float) -> tuple[str, Config]:
     """The kind of rotary embedding, and its settings with `rope_theta` (`theta` if config.json gives none).
-
-    Raises SpecterError: a kind that is none of `kinds`.
-    """
+    Raises SpecterError: a kind that is none of `kinds`."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in kinds:

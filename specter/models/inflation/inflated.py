@@ -46,10 +46,7 @@ class InflatedCheckpoint:
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        """
-        Raises:
-            SpecterError: `spec` is not `narrow` at whole multiples of its widths, or the layout is unknown.
-        """
+        """Raises SpecterError: `spec` is not `narrow` at whole multiples of its widths, or the layout is unknown."""
         check_inflatable(narrow.spec, spec)
         if layout not in get_args(Layout):
             raise SpecterError(f"layout={layout} is unknown", f"use layout={' or layout='.join(get_args(Layout))}")
@@ -109,8 +106,7 @@ class InflatedCheckpoint:
 
         Dequantising and inflating commute exactly.
 
-        Raises:
-            SpecterError: the random layout, groups that do not tile, or scales too small for fp16.
+        Raises SpecterError: the random layout, groups that do not tile, or scales too small for fp16.
         """
         if self.layout != "tiled":
             raise SpecterError(
@@ -295,8 +291,7 @@ def tile_int4(narrow: Int4Matrices, num_rows: int, num_columns: int, factors: Te
 
     A narrow row of at most `GROUP` columns must be one group; groups then are `GROUP` wide and hold whole copies.
 
-    Raises:
-        SpecterError: groups that do not tile, or a scale that fp16 cannot hold after its factor.
+    Raises SpecterError: groups that do not tile, or a scale that fp16 cannot hold after its factor.
     """
     *batch, rows, columns = narrow.codes.shape
     num_copies = num_columns // columns
