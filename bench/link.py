@@ -9,8 +9,7 @@ import torch
 
 from bench.measure import MIN_REPEATS, Sample, device_ms
 from bench.report import Row
-from specter.models.cuda.arena import DeviceArena, open_arena
-from specter.models.cuda.copies import make_mover
+from specter.models.cuda.arena import DeviceArena, make_mover, open_arena
 from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import PinnedStore

@@ -16,12 +16,11 @@ from bench.measure import Sample, StepBytes, device_ms, ms_at
 from bench.report import Report, Row
 from bench.streaming import SHORT_PROMPT
 from specter.models.cuda.arena import open_arena
-from specter.models.cuda.draft import Draft
+from specter.models.cuda.draft import Draft, UnfusedDraft
 from specter.models.cuda.graphs import Graph
 from specter.models.cuda.loaded_model import DTYPE, LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.target import Target
-from specter.models.cuda.unfused import UnfusedDraft
 from specter.models.cuda.weights import GpuKVCache
 
 PROMPT_TOKENS = 48

@@ -18,10 +18,9 @@ from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
 from specter.kernels import Product, product
 from specter.models.base import Model, Output, Routing
-from specter.models.checkpoint import Checkpoint, write_checkpoint
+from specter.models.checkpoint import SINGLE_FILE, Checkpoint, write_checkpoint
 from specter.models.cpu.decoder import Decoder
 from specter.models.names import expected_shapes
-from specter.models.shards import SINGLE_FILE
 from specter.models.spec import ExpertId, ModelSpec, RopeSpec
 from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_writer import layer_tensors, shard_name, write_config, write_index

@@ -7,13 +7,16 @@ files' headers before tensors are read.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,13 +24,87 @@ from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.hub_config import config_of, read_spec
 from specter.models.int8_format import FORMAT, SCALE_SUFFIX, decode_tensor, encode
-from specter.models.names import PARTS, expected_shapes, on_hub
-from specter.models.shards import INDEX_FILE, SINGLE_FILE, StoredTensor, check_index, indexed_files, read_headers
+from specter.models.names import PARTS, Shape, canonical, expected_shapes, on_hub
 from specter.models.spec import ModelSpec
 
 _MAX_MAPPED_BYTES = 2 * 2**20
 _FLOATS = ("F32", "F16", "BF16")
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as described in its file's header."""
+
+    path: Path
+    name: str  # in the file
+    shape: Shape
+    dtype: str
+
+
+def indexed_files(directory: Path) -> list[Path]:
+    """The files that the directory's index names, sorted; empty without an index.
+    Raises SpecterError: a damaged index, or a missing file."""
+    names = sorted(set(_weight_map(directory / INDEX_FILE).values()))
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise SpecterError(
+            f"shard {missing[0]}, named in {directory / INDEX_FILE}, is missing ({len(missing)} of {len(names)} shards "
+            "are)",
+            f"download the whole checkpoint; still missing: {', '.join(missing)}",
+        )
+    return [directory / name for name in names]
+
+
+def read_headers(paths: Iterable[Path], family: str) -> dict[str, StoredTensor]:
+    """The tensors in the files, by Specter's name. Raises SpecterError: a damaged file, or a tensor in two files."""
+    entries: dict[str, StoredTensor] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for stored in file.keys():  # noqa: SIM118 (not a mapping)
+                    name = canonical(family, stored)
+                    if name in entries:
+                        raise SpecterError(
+                            f"tensor {name} is in both {entries[name].path.name} and {path.name}",
+                            "remove the file that does not belong to the checkpoint",
+                        )
+                    header = file.get_slice(stored)
+                    entries[name] = StoredTensor(path, stored, tuple(header.get_shape()), header.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise SpecterError(
+                f"{path} cannot be read as safetensors ({error})",
+                "it is truncated or damaged: download the file again, or quantize again",
+            ) from None
+    return entries
+
+
+def check_index(directory: Path, entries: Mapping[str, StoredTensor]) -> None:
+    """Raises SpecterError unless every tensor of the index, if any, is in the file that it names."""
+    places = {entry.name: entry.path.name for entry in entries.values()}
+    weight_map = _weight_map(directory / INDEX_FILE)
+    astray = [(name, file) for name, file in weight_map.items() if places.get(name) != file]
+    if astray:
+        name, file = astray[0]
+        where = f"it is in {places[name]}" if name in places else "no shard has it"
+        raise SpecterError(
+            f"{directory / INDEX_FILE} places {name} in {file}, but {where} ({len(astray)} such tensors)",
+            "the index belongs to other shards: download index and shards of one revision",
+        )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    if not index.is_file():
+        return {}
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        if not all(isinstance(file, str) for file in weight_map.values()) or not weight_map:
+            raise TypeError
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise SpecterError(f"{index} is not a safetensors index", "download the file again") from None
+    return weight_map
 
 
 class Checkpoint:

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specter.kernels import gated
-from specter.models.attention import LATENT_NORM_EPS, RotaryPairs
 from specter.models.elementwise import add_bias, norm
 from specter.models.routing import route
-from specter.models.weights import TensorSource, load_head, load_layer
+from specter.models.weights import LATENT_NORM_EPS, RotaryPairs, TensorSource, load_head, load_layer
 
 SEQUENCES_AT_ONCE = 8  # bounds the memory of attention and of a wide dense layer
 

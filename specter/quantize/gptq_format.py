@@ -30,8 +30,7 @@ from torch import Tensor
 from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.errors import SpecterError
 from specter.files import read_object
-from specter.models.checkpoint import Checkpoint
-from specter.models.shards import StoredTensor, indexed_files, read_headers
+from specter.models.checkpoint import Checkpoint, StoredTensor, indexed_files, read_headers
 from specter.models.spec import ModelSpec
 from specter.quantize.rtn import SYMMETRIC_ZERO, group_of
 

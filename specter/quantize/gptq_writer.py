@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.files import write_json
+from specter.models.checkpoint import INDEX_FILE
 from specter.models.hub_config import config_of
-from specter.models.shards import INDEX_FILE
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import PROJECTIONS, V1, V1_WITH_INPUT_SCALES, pack, scales_name, tensor_name
 from specter.quantize.layer import Int4Layer

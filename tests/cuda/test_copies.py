@@ -12,8 +12,7 @@ import torch
 
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
-from specter.models.cuda.arena import DeviceArena
-from specter.models.cuda.copies import DriverMover, load_driver, make_mover
+from specter.models.cuda.arena import DeviceArena, DriverMover, load_driver, make_mover
 from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ExpertId
 from tests.cuda.fakes import FakeLocker

@@ -14,7 +14,7 @@ from specter.errors import SpecterError
 from specter.experts.slots import stride_bytes
 from specter.experts.store import RawCodec
 from specter.models.cuda.arena import DeviceArena, open_arena
-from specter.models.cuda.loading import load_store
+from specter.models.cuda.loaded_model import load_store
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ExpertId

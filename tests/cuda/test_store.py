@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.experts.store import ExpertStore, RawCodec
-from specter.models.cuda.loading import load_store
+from specter.models.cuda.loaded_model import load_store
 from specter.models.cuda.memory import check_fits, host_available_bytes
 from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ExpertId

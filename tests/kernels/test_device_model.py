@@ -19,8 +19,8 @@ from specter.experts.residency import Residency
 from specter.experts.transfer import Backend, Mover, Transfer
 from specter.kernels import pinned_io
 from specter.models.base import Proposal, TargetPass
+from specter.models.cuda.draft import UnfusedDraft
 from specter.models.cuda.runner import ModelRunner, RunnerOptions
-from specter.models.cuda.unfused import UnfusedDraft
 from specter.models.spec import ExpertId
 from specter.recording import RecordingModel
 from specter.speculation.accept import TokenSampler

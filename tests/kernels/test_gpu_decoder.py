@@ -21,13 +21,11 @@ from specter.experts.store import RawCodec
 from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
-from specter.models.cuda.draft import Draft
+from specter.models.cuda.draft import Draft, DraftTuning
 from specter.models.cuda.graphs import Graph
-from specter.models.cuda.loaded_model import LoadedModel
-from specter.models.cuda.loading import load_store
+from specter.models.cuda.loaded_model import LoadedModel, load_store
 from specter.models.cuda.store import PinnedStore
-from specter.models.cuda.target import Target
-from specter.models.cuda.tuning import DraftTuning, TargetTuning
+from specter.models.cuda.target import Target, TargetTuning
 from specter.models.cuda.weights import GpuKVCache, GpuWeights
 from specter.models.spec import ExpertId, ModelSpec
 from tests.cuda.fakes import FakeLocker

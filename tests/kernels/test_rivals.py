@@ -15,8 +15,7 @@ from specter.errors import SpecterError
 from specter.experts.transfer import Backend, SendBack
 from specter.models.base import Model
 from specter.models.cuda import model as cuda_model
-from specter.models.cuda.arena import DeviceArena
-from specter.models.cuda.copies import WriteBack
+from specter.models.cuda.arena import DeviceArena, WriteBack
 from specter.models.cuda.draft import Draft
 from specter.models.cuda.loaded_model import DTYPE, LoadedModel
 from specter.models.cuda.model import CudaModel, allocated

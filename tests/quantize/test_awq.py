@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
-from specter.models.shards import SINGLE_FILE
+from specter.models.checkpoint import SINGLE_FILE
 from specter.models.spec import ModelSpec
 from specter.models.weights import DraftExperts
 from specter.quantize.awq import awq_layer, channel_scales, rounding_error, search

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.errors import SpecterError
+from specter.models.checkpoint import INDEX_FILE, SINGLE_FILE
 from specter.models.names import on_hub
-from specter.models.shards import INDEX_FILE, SINGLE_FILE
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import (
     PROJECTIONS,

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specter.models.attention import LATENT_NORM_EPS
 from specter.models.rope import rotate_halves, softmax_scale
 from specter.models.spec import ModelSpec
+from specter.models.weights import LATENT_NORM_EPS
 
 
 def gated(h: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

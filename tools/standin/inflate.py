@@ -20,12 +20,11 @@ from torch import Tensor
 from specter.arguments import run_command
 from specter.errors import SpecterError
 from specter.files import replacing_directory, write_json
-from specter.models.checkpoint import Checkpoint
+from specter.models.checkpoint import INDEX_FILE, Checkpoint
 from specter.models.full_size import FULL_SIZE
 from specter.models.hub_config import config_of
 from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.models.names import on_hub
-from specter.models.shards import INDEX_FILE
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_BYTES = 4 * 2**30

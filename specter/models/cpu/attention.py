@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from specter.kernels import Product, tiled_product
-from specter.models.attention import LATENT_NORM_EPS, AttentionWeights, RotaryPairs
 from specter.models.cpu.kv_cache import KEY_BLOCK, KVCache
 from specter.models.cpu.scratch import Scratch
 from specter.models.elementwise import add_bias, inverse_rms
+from specter.models.weights import LATENT_NORM_EPS, AttentionWeights, RotaryPairs
 
 _MASKED = -1e30  # finite: its exp is exactly 0, and 0 times a finite key is 0
 

@@ -20,7 +20,6 @@ from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.kernels import Product, gated_, product, tiled_product
-from specter.models.attention import RotaryPairs
 from specter.models.base import Choose, FinishedStep, Output, Routing
 from specter.models.cpu.attention import Span, attend
 from specter.models.cpu.kv_cache import KVCache
@@ -29,7 +28,7 @@ from specter.models.elementwise import add_bias, affine, norm
 from specter.models.rope import check_prompt
 from specter.models.routing import choose, route
 from specter.models.spec import ModelSpec
-from specter.models.weights import DecoderWeights, DraftExperts
+from specter.models.weights import DecoderWeights, DraftExperts, RotaryPairs
 
 
 @dataclass(slots=True)

@@ -1,14 +1,26 @@
-"""The slots on a device: one flat allocation within the device budget. `specter.experts.residency` assigns them."""
+"""The slots on a device: one flat allocation within the device budget. `specter.experts.residency` assigns them.
+
+Expert copies go through the driver's own call, with addresses computed once: a round issues hundreds, and
+`Tensor.copy_` inspects both tensors at every call. The driver library has one name in every CUDA version, unlike the
+runtime library, and is loaded in every process that uses a device.
+"""
 
 from __future__ import annotations
+
+import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specter.errors import SpecterError
 from specter.experts.slots import SlotArena, stride_bytes
 from specter.experts.store import RawCodec
+from specter.experts.transfer import Mover
+from specter.kernels.pinned_io import pinned_zeros
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import PinnedStore
+from specter.models.spec import ExpertId
 
 
 class DeviceArena(SlotArena):
@@ -40,3 +52,76 @@ def open_arena(num_slots: int, codec: RawCodec, budget: DeviceBudget) -> DeviceA
     Raises SpecterError: the slots do not fit the budget, or the device refuses them."""
     budget.check(num_slots * stride_bytes(codec), f"an arena of {num_slots} experts")
     return DeviceArena(num_slots, codec, budget.device)
+
+
+_DRIVER = "libcuda.so.1"
+
+
+def load_driver(name: str = _DRIVER) -> Any:
+    """The loaded driver library. Raises SpecterError if there is none, or if it lacks the copy."""
+    try:
+        # Not CDLL: it releases the interpreter lock for a call of microseconds, and regaining it can take longer.
+        driver = ctypes.PyDLL(name)
+        driver.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64)
+        driver.cuMemcpyHtoDAsync_v2.restype = ctypes.c_int
+        driver.cuGetErrorName.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
+    except (OSError, AttributeError) as error:
+        remedy = "install a driver of CUDA 12 or later"
+        raise SpecterError(f"the CUDA driver {name} cannot copy: {error}", remedy) from None
+    return driver
+
+
+class DriverMover:
+    """A `Mover`: one asynchronous copy on the current stream.
+
+    Args:
+        driver: a fake one, in tests.
+    """
+
+    def __init__(self, arena: DeviceArena, store: PinnedStore, driver: Any = None) -> None:
+        self._num_bytes = arena.codec.payload_bytes
+        self._slots = [row.data_ptr() for row in arena.flat.unbind(0)]
+        self._payloads = [[row.data_ptr() for row in store.arena(layer).unbind(0)] for layer in range(store.num_layers)]
+        self._held = arena.flat, store  # keeps the memory behind the addresses
+        self._device = arena.flat.device
+        self._driver = driver if driver is not None else load_driver()
+        self._copy = self._driver.cuMemcpyHtoDAsync_v2
+
+    def __call__(self, expert: ExpertId, slot: int) -> None:
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        status = self._copy(self._slots[slot], self._payloads[expert.layer][expert.expert], self._num_bytes, stream)
+        if status:
+            name = ctypes.c_char_p()
+            self._driver.cuGetErrorName(status, ctypes.byref(name))
+            raise RuntimeError(f"the driver refused a copy: {(name.value or b'').decode() or status}")
+
+
+def make_mover(arena: DeviceArena, store: PinnedStore) -> Mover:
+    """Moves payloads from the store into the arena, asynchronously on the current stream of the arena's device."""
+    if arena.flat.is_cuda:
+        return DriverMover(arena, store)
+    return lambda expert, slot: arena.write(slot, store.payload(expert))
+
+
+class WriteBack:
+    """Copies a slot's payload into the next of a few page-locked buffers, on the current stream.
+
+    The buffers are never read: the store keeps every expert, and experts do not change. The copies load the link as a
+    system does that keeps an expert on one side only.
+
+    Attributes:
+        buffers: uint8 [num_buffers, payload_bytes].
+    Raises SpecterError: no buffers.
+    """
+
+    def __init__(self, arena: DeviceArena, num_buffers: int) -> None:
+        if num_buffers < 1:
+            raise SpecterError("swaps without a buffer on the host", "set system.num_buffers to 1 or more")
+        self.buffers = pinned_zeros((num_buffers, arena.codec.payload_bytes), torch.uint8, arena.flat.device)
+        self._payloads = arena.flat[:, : arena.codec.payload_bytes].unbind(0)
+        self._num_copied = 0
+
+    def __call__(self, slot: int) -> None:
+        buffer = self.buffers[self._num_copied % len(self.buffers)]
+        buffer.copy_(self._payloads[slot], non_blocking=True)
+        self._num_copied += 1

@@ -7,17 +7,37 @@ run in a row without the host.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from specter.codecs.int4 import Int4Matrices
 from specter.kernels import int4_moe, select, skinny
-from specter.kernels.device import Stream
+from specter.kernels.device import Launch, Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
 from specter.models.cuda.attention import build_attention
-from specter.models.cuda.tuning import DRAFT, DraftTuning
+from specter.models.cuda.loaded_model import Int4Layer
 from specter.models.cuda.weights import GpuKVCache, GpuWeights
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTuning:
+    """Launches of one row, found by measurement on an NVIDIA H200 (docs/LOG.md); correct on any GPU."""
+
+    qkv: Launch = Launch(4, 1024, num_warps=2)
+    out: Launch = Launch(8, 1024, num_warps=8)
+    wide: Launch = Launch(2, 2048, num_warps=2)
+    dense_down: Launch = Launch(4, 1024)
+    gate_up: Launch = Launch(8, 2048, num_warps=2)
+    down: Launch = Launch(2, 1024, num_warps=2)
+    head: Launch = Launch(2, 1024, num_warps=2)
+
+
+DRAFT = DraftTuning()
 
 
 class Draft:
@@ -138,3 +158,39 @@ class Draft:
             self._shared, layer.down, self._inner, experts.down[moe], experts.down_params[moe], routing,
             self._moe_done, next_gain, tuning.down, pdl,
         )  # fmt: skip
+
+
+class UnfusedDraft(Draft):
+    """A `Draft` that runs the chosen experts one by one in plain torch: gather, dequantise, multiply.
+
+    Args:
+        layers: unpacked codes of every MoE layer, [E, out, in], on the device.
+    """
+
+    def __init__(self, layers: list[Int4Layer], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._layers = layers
+
+    def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
+        layer, tuning, routing = self.weights.layers[index], self.tuning, self._routings[moe]
+        skinny.norm_gated(
+            self._attended, layer.wide, self._shared, routing, self.weights.spec.norm_eps, tuning.wide, self.pdl
+        )
+        chosen = routing.history.index_select(0, routing.step)[0].long()
+        x = (self._octets.decode() * routing.scale).to(self.weights.dtype)
+        for rank, weight in enumerate(routing.weights.split(1)):
+            gate, up, down = (_one(part, chosen[rank : rank + 1], self.weights.dtype) for part in self._layers[moe])
+            inner = F.silu(F.linear(x, gate)) * F.linear(x, up)
+            self.x[0] += F.linear(inner, down).float() * weight
+        if routing.is_gated:
+            self._shared *= torch.sigmoid(routing.logits[-1:]).to(self._shared.dtype)
+        if len(self._shared):  # otherwise the experts' sums are all, and LayerNorm reads nothing else
+            skinny.linear_residual(self._shared, layer.down, self._moe_done, next_gain, None, tuning.down, self.pdl)
+
+
+def _one(matrices: Int4Matrices, expert: Tensor, dtype: torch.dtype) -> Tensor:
+    """One expert's matrix [out, in]; `expert` int64 [1] stays on the device."""
+    codes, scales, zeros = (
+        part.index_select(0, expert)[0] for part in (matrices.codes, matrices.scales, matrices.zeros)
+    )
+    return Int4Matrices(codes, scales, zeros, matrices.group).dequantize(dtype)

@@ -1,20 +1,28 @@
-"""A full-size model in memory: experts in the pinned store, all other weights on the device."""
+"""A full-size model in memory: experts in the pinned store, all other weights on the device, and its loading."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from torch import Tensor
 
 from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.experts.store import RawCodec
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda.attention import check_served
-from specter.models.cuda.loading import LoadReport, load_store
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import Pin, PinnedStore
 from specter.models.cuda.weights import GpuWeights
@@ -24,6 +32,97 @@ from specter.quantize.gptq_format import check_draft_origin, read_directory
 
 DTYPE = torch.bfloat16
 Int4Layer = tuple[Int4Matrices, Int4Matrices, Int4Matrices]  # gate, up, down [E, out, in]
+_NUM_OPENERS = 3
+_NUM_AHEAD = 8  # layers opened or being opened before they are filled
+
+
+class ExpertSource(Protocol):
+    """The part of `Checkpoint` and `InflatedCheckpoint` that loading uses."""
+
+    spec: ModelSpec
+
+    def experts(self, layer: int) -> tuple[Tensor, Tensor]:
+        """gate_up [E, 2F, D] and down [E, D, F] of one MoE layer, any float dtype, any device."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """Times of loading; `seconds` is from the first allocation to the last byte."""
+
+    num_bytes: int
+    seconds: float
+    layer_s: tuple[float, ...]  # by layer
+    wait_s: float  # waiting for free memory, summed over threads; overlaps the copies
+    fault_s: float  # faulting pages in, likewise
+    lock_s: float  # page-locking, likewise
+    is_pinned: bool
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.num_bytes / self.seconds / 1e9
+
+
+def load_store(
+    source: ExpertSource, codec: RawCodec, console: Console, pin: Pin = "require", store: PinnedStore | None = None
+) -> tuple[PinnedStore, LoadReport]:
+    """Loads every routed expert, layer by layer, with progress on `console`.
+
+    Several threads open memory ahead while payloads are computed and copied.
+
+    Args:
+        store: an empty store to fill, instead of one made with `pin`.
+    Raises SpecterError: too little host memory, page-locking refused (see `PinnedStore`), or a damaged source.
+    """
+    spec = source.spec
+    if store is None:
+        store = PinnedStore(codec, spec.num_moe_layers, spec.num_experts, pin)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    ends = [time.perf_counter()]
+    try:
+        with _opened(store) as arenas, Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+            task = progress.add_task("load experts", total=store.num_bytes)
+            for layer, arena in enumerate(arenas):
+                if isinstance(source, Checkpoint):  # one matrix at a time
+                    source.read_experts(layer, *codec.views(arena))
+                else:
+                    _fill(arena, codec, *source.experts(layer))
+                ends.append(time.perf_counter())
+                progress.advance(task, store.layer_bytes)
+    except BaseException:
+        store.close()
+        raise
+    layer_s = tuple(end - begin for begin, end in itertools.pairwise(ends))
+    return store, LoadReport(
+        store.num_bytes, ends[-1] - ends[0], layer_s, store.wait_s, store.fault_s, store.lock_s, store.is_pinned
+    )
+
+
+@contextmanager
+def _opened(store: PinnedStore) -> Iterator[Iterator[Tensor]]:
+    """The store's arenas in order, opened ahead by other threads."""
+    with ThreadPoolExecutor(_NUM_OPENERS) as openers:
+        ahead = deque(openers.submit(store.open_layer, layer) for layer in range(min(_NUM_AHEAD, store.num_layers)))
+
+        def arenas() -> Iterator[Tensor]:
+            for layer in range(store.num_layers):
+                arena = ahead.popleft().result()
+                if layer + _NUM_AHEAD < store.num_layers:
+                    ahead.append(openers.submit(store.open_layer, layer + _NUM_AHEAD))
+                yield arena
+
+        try:
+            yield arenas()
+        finally:
+            openers.shutdown(cancel_futures=True)
+
+
+def _fill(arena: Tensor, codec: RawCodec, gate_up: Tensor, down: Tensor) -> None:
+    """One contiguous copy per layer from the device; on the host directly into place, without a second buffer."""
+    if gate_up.is_cuda:
+        arena.copy_(codec.pack(gate_up, down))
+        return
+    for place, value in zip(codec.views(arena), (gate_up, down), strict=True):
+        place.copy_(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +146,10 @@ class LoadedModel:
 
     def int4_layer(self, layer: int) -> Int4Layer:
         """The codes of one MoE layer, at full size, on the device."""
-        return _int4_layer(self.source, self.codes, layer, self.weights.device)
+        codes, device = self.codes, self.weights.device
+        if isinstance(self.source, InflatedCheckpoint):
+            return self.source.int4(codes, layer)
+        return codes.gate.layer(layer).to(device), codes.up.layer(layer).to(device), codes.down.layer(layer).to(device)
 
     def int4_layers(self) -> list[Int4Layer]:
         """The codes of every MoE layer, a byte each: twice the bytes of the packed experts."""
@@ -98,23 +200,11 @@ def load_model(
     packed_spec = dataclasses.replace(spec, num_layers=spec.num_dense_layers + num_packed)
     budget.check(packed_spec.experts_params // 2, "the INT4 experts")
     int4 = PackedExperts.empty(packed_spec, codes.gate.group if is_full else GROUP, budget.device)
-    for layer in range(num_packed):
-        int4.set_layer(layer, *_int4_layer(source, codes, layer, budget.device))
-    torch.cuda.empty_cache()
-    return LoadedModel(
+    model = LoadedModel(
         spec=spec, checkpoint=opened, codes=codes, draft_origin=draft_origin, source=source, codec=codec, store=store,
         load=load, weights=weights, int4=int4,
     )  # fmt: skip
-
-
-def _int4_layer(
-    source: Checkpoint | InflatedCheckpoint, codes: Int4Experts, layer: int, device: torch.device
-) -> Int4Layer:
-    if isinstance(source, InflatedCheckpoint):
-        return source.int4(codes, layer)
-
-    def part(batch: Int4Matrices) -> Int4Matrices:
-        codes, scales, zeros = (tensor[layer].to(device) for tensor in (batch.codes, batch.scales, batch.zeros))
-        return Int4Matrices(codes, scales, zeros, batch.group)
-
-    return part(codes.gate), part(codes.up), part(codes.down)
+    for layer in range(num_packed):
+        int4.set_layer(layer, *model.int4_layer(layer))
+    torch.cuda.empty_cache()
+    return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from rich.console import Console
 from specter.config import ExecutionConfig, RunConfig, SystemConfig
 from specter.experts.transfer import Backend, move_nothing
 from specter.metrics import link_bytes_per_s
+from specter.models.cuda.arena import WriteBack
 from specter.models.cuda.loaded_model import LoadedModel, load_model
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.no_gc import no_gc
@@ -94,7 +96,7 @@ class CudaModel:
         model = DRAFTS[config.system.draft].join(runner, runner.own_draft)
         # The slots of a resident runner are full already.
         move = move_nothing if runner.options.is_resident else runner.move
-        backend = Backend(make_timeline(config, self.budget.device), move, runner.open_write_back)
+        backend = Backend(make_timeline(config, self.budget.device), move, partial(WriteBack, runner.arena))
 
         def measured(generation: Generation) -> Hardware:
             """The link at its fastest before, during and after the run: other processes share the host."""

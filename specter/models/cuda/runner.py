@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 from specter.errors import SpecterError
 from specter.kernels.pinned_io import PinnedRing, copy_pinned, pinned_zeros
 from specter.models.base import Choose, Proposal, TargetPass
-from specter.models.cuda.arena import open_arena
-from specter.models.cuda.copies import WriteBack, make_mover
-from specter.models.cuda.draft import Draft
+from specter.models.cuda.arena import make_mover, open_arena
+from specter.models.cuda.draft import Draft, UnfusedDraft
 from specter.models.cuda.graphs import Graph
 from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.passes import Key, ResidentPass, WavePass
 from specter.models.cuda.sampling import GREEDY, DeviceSampling
 from specter.models.cuda.target import OUTPUT_ROWS, Target
-from specter.models.cuda.unfused import UnfusedDraft
 from specter.models.cuda.weights import GpuKVCache, GpuWeights, OwnMemory
 from specter.models.rope import check_prompt
 from specter.models.spec import ExpertId
@@ -251,10 +249,6 @@ class ModelRunner:
         copy_pinned(self._draft.routing, self._draft_routing)
 
     # -- slots ---------------------------------------------------------------------------------------
-
-    def open_write_back(self, num_buffers: int) -> WriteBack:
-        """Copies of payloads back to the host, for systems that swap; see `Backend`."""
-        return WriteBack(self.arena, num_buffers)
 
     def poison(self) -> None:
         """Fills the slots with NaN unless all experts are resident: reading an expert that has not arrived shows."""

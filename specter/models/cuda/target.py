@@ -7,21 +7,37 @@ In waves: `attend_and_route`, `run_experts` and `combine`, layer by layer, while
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.kernels import grouped_mlp, select, tiles
-from specter.kernels.device import Stream
+from specter.kernels.device import Launch, Stream
 from specter.kernels.grouped_mlp import Routing
 from specter.kernels.routing import Rule
 from specter.models.cuda.attention import MAX_ROWS, build_attention
-from specter.models.cuda.tuning import TARGET, TargetTuning
 from specter.models.cuda.weights import GpuKVCache, GpuWeights, Norm
 
 OUTPUT_ROWS = 64  # most rows of a pass that can choose a token
 _POSITION_STRIDE = 4  # 16 bytes: the positions of all parts have the same alignment
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTuning:
+    """Launches of tiles of 16 rows, found like `DraftTuning`. `block_k` is a multiple of 16 * num_warps."""
+
+    qkv: Launch = Launch(16, 512, 4, 4)
+    out: Launch = Launch(16, 512, 4, 4)
+    wide: Launch = Launch(16, 256, 4, 4)
+    down: Launch = Launch(16, 512, 4, 4)
+    head: Launch = Launch(64, 256, 4, 4)
+    experts_up: Launch = Launch(32, 128, 4, 4)
+    experts_down: Launch = Launch(64, 128, 4, 4)
+
+
+TARGET = TargetTuning()
 
 
 class Target:

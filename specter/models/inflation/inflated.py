@@ -113,18 +113,7 @@ class InflatedCheckpoint:
                 "INT4 codes cannot be carried through a random isometry", "use layout=tiled, or quantise the wide model"
             )
         experts.check_plain()
-        parts = []
-        for name in ("gate", "up", "down"):
-            batch: Int4Matrices = getattr(experts, name)
-            parts.append(
-                Int4Matrices(
-                    batch.codes[layer].to(self.device),
-                    batch.scales[layer].to(self.device),
-                    batch.zeros[layer].to(self.device),
-                    batch.group,
-                )
-            )
-        gate, up, down = parts
+        gate, up, down = (part.layer(layer).to(self.device) for part in (experts.gate, experts.up, experts.down))
         copies, hidden, inter = self._routed, self.spec.hidden, self.spec.expert_inter
         return (
             tile_int4(gate, inter, hidden, torch.full((hidden // gate.codes.shape[-1],), self._boost)),
