@@ -5,7 +5,6 @@ For both: the target's token and experts after every token of a prompt, and the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bench.measure import share
 from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
@@ -25,6 +23,7 @@ from specter.models.cpu.decoder import Decoder
 from specter.models.cpu.live import LiveModel
 from specter.models.weights import DecoderWeights
 from specter.probes.teacher import run_pass
+from specter.prompts import shipped_texts
 
 Ints = NDArray[np.int64]
 
@@ -57,8 +56,7 @@ def agreement(behaviours: Sequence[Behaviour]) -> Agreement:
 
 def argmax_agreement(narrow: Sequence[Behaviour], wide: Sequence[Behaviour]) -> float:
     """Share of positions at which both targets choose the same token."""
-    pairs = zip(narrow, wide, strict=True)
-    return share(np.concatenate([a.tokens == b.tokens for a, b in pairs]).tolist())
+    return float(np.concatenate([a.tokens == b.tokens for a, b in zip(narrow, wide, strict=True)]).mean())
 
 
 def routing_agreement(narrow: Sequence[Behaviour], wide: Sequence[Behaviour]) -> float:
@@ -98,13 +96,12 @@ def load_prompts(paths: Iterable[Path], tokenizer_file: Path, num_prompts: int, 
     """The first `num_tokens` tokens of the first texts that are long enough, as many from each file.
     Raises SpecterError: a file is missing, or there are too few texts."""
     files = sorted(paths)
-    for path in (*files, tokenizer_file):
-        if not path.is_file():
-            raise SpecterError(f"{path} does not exist", "run from the root of the repository")
+    if not tokenizer_file.is_file():
+        raise SpecterError(f"{tokenizer_file} does not exist", "run from the root of the repository")
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     found: list[list[int]] = []
     for path in files:
-        texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+        texts = shipped_texts(path)
         prompts = [ids[:num_tokens] for text in texts if len(ids := tokenizer.encode(text).ids) >= num_tokens]
         found += prompts[: -(-num_prompts // len(files))]
     if len(found) < num_prompts:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.measure import MIN_REPEATS, Sample
+from bench.report import MIN_REPEATS, Sample
 from specter.models.cuda.no_gc import no_gc
 
 EXPERTS = ("grouped_mm", "eager")  # transformers' implementations of routed experts

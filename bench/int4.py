@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.measure import Sample, device_ms, ms_at
-from bench.report import Row
+from bench.report import Row, Sample, device_ms, ms_at
 from specter.codecs.int4 import Int4Matrices
 from specter.kernels import grouped_mlp, int4_moe
 from specter.kernels.device import Stream
@@ -31,6 +29,7 @@ from specter.models.routing import top_k
 from specter.models.spec import ModelSpec
 
 PREFILL_ROWS, PREFILL_LAYERS = 16, 4
+REFERENCE = "INT4 reference (torch: dequantise, multiply)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Backends:
         return {
             "INT4 fused, 2 launches": self.fused,
             "INT4 fused, one expert at a time": self.per_expert,
-            "INT4 reference (torch: dequantise, multiply)": lambda: self.reference(layers),
+            REFERENCE: lambda: self.reference(layers),
             "BF16 grouped, 2 launches": self.bf16_grouped,
             "BF16 torch (gather, bmm)": self.bf16_bmm,
         }
@@ -170,6 +169,11 @@ def int4_expert_bytes(packed: int4_moe.PackedExperts) -> float:
     return packed.num_bytes / (layers * experts)
 
 
+def us_per_layer(run: Callable[[], None], num_layers: int, per_repeat: int) -> Sample:
+    """Device time of one of the layers that `run` launches, µs."""
+    return device_ms(lambda _: run(), per_repeat=per_repeat).scaled(1e3 / num_layers)
+
+
 # -- several rows: ours run row by row, since the draft never prefills -------------------------------
 
 
@@ -204,26 +208,22 @@ def prefill_rows(model: LoadedModel, arena: DeviceArena, slot_table: Tensor) -> 
         for layer in range(PREFILL_LAYERS):
             reference_prefill(layer, rows, layers[layer], out[layer])
 
-    runs: dict[str, tuple[Callable[[], None], bool]] = {
-        "INT4 fused, 2 launches": (fused, True),
-        "INT4 fused, one expert at a time": (per_expert, True),
-        "INT4 reference (torch: dequantise, multiply)": (reference, False),  # no graph: it groups rows on the host
+    runs = {
+        "INT4 fused, 2 launches": fused,
+        "INT4 fused, one expert at a time": per_expert,
+        REFERENCE: reference,
     }
     expected, measured = out.clone(), []
-    for name, (run, is_graphed) in runs.items():
+    for name, run in runs.items():
         run()
+        is_graphed = name != REFERENCE  # it groups rows on the host
         ours = torch.stack([one.out for one in backends], 1) if is_graphed else out
         error = float((ours - expected).norm() / expected.norm())
         replay = Graph(run).replay if is_graphed else run
-        sample = device_ms(partial(_call, replay), per_repeat=2)
-        per_layer = Sample(tuple(ms * 1e3 / PREFILL_LAYERS for ms in sample.values))
+        per_layer = us_per_layer(replay, PREFILL_LAYERS, per_repeat=2)
         note = f"{num_experts / PREFILL_LAYERS:.1f} distinct experts a layer; relative difference {error:.1e}"
         measured.append(Row(f"prefill of {PREFILL_ROWS} rows, a layer: {name}", "us", per_layer, floor, note=note))
     return measured
-
-
-def _call(run: Callable[[], None], index: int) -> None:
-    run()
 
 
 def reference_prefill(layer: int, rows: list[Rows], parts: Int4Layer, out: Tensor) -> int:

@@ -19,10 +19,9 @@ import yaml
 from rich.console import Console
 
 from bench.agreement import load_prompts
-from bench.link import link_rows
 from bench.report import Report
 from bench.resident import PROMPT_TOKENS, ResidentBench, unfused_row
-from bench.streaming import StreamingBench
+from bench.streaming import StreamingBench, link_rows
 from specter import provenance
 from specter.config import ModelConfig
 from specter.errors import SpecterError

@@ -12,8 +12,7 @@ import torch
 from baselines.transformers_offload import load_eager
 from bench import agreement, int4
 from bench.eager import EXPERTS, decode_eager
-from bench.measure import Sample, StepBytes, device_ms, ms_at
-from bench.report import Report, Row
+from bench.report import Report, Row, StepBytes, device_ms, ms_at
 from bench.streaming import SHORT_PROMPT
 from specter.models.cuda.arena import open_arena
 from specter.models.cuda.draft import Draft, UnfusedDraft
@@ -133,9 +132,7 @@ class ResidentBench:
             backends.out.fill_(torch.nan)
             run()
             error = float((backends.out - expected).norm() / expected.norm())
-            graph = Graph(run)
-            sample = device_ms(partial(_replay, graph), per_repeat=5)
-            per_layer = Sample(tuple(ms * 1e3 / spec.num_moe_layers for ms in sample.values))
+            per_layer = int4.us_per_layer(Graph(run).replay, spec.num_moe_layers, per_repeat=5)
             is_int4 = name.startswith("INT4")
             floor = 1e3 * (int4_floor if is_int4 else bf16_floor)
             is_ours = name.startswith("INT4 fused, 2")
@@ -256,8 +253,7 @@ def draft_row(
         for _ in range(DRAFT_STEPS):
             step.replay()
 
-    sample = device_ms(steps, per_repeat=4)
-    per_step = Sample(tuple(ms / DRAFT_STEPS for ms in sample.values))
+    per_step = device_ms(steps, per_repeat=4).scaled(1 / DRAFT_STEPS)
     return Row(name, "ms", per_step, floor, goal, note=f"{DRAFT_STEPS} replays in a row, no host sync")
 
 
@@ -266,7 +262,3 @@ def unfused_row(model: LoadedModel, budget: DeviceBudget, prompt: list[int]) -> 
     cache = GpuKVCache(model.spec, CAPACITY, DTYPE, budget.device)
     draft = UnfusedDraft(model.int4_layers(), model.weights, model.int4, cache, DRAFT_STEPS + 4)
     return draft_row("draft step, graph, 1 row, INT4 unfused", draft, capture_step(draft), model, prompt)
-
-
-def _replay(graph: Graph, index: int) -> None:
-    graph.replay()

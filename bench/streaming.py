@@ -1,26 +1,32 @@
-"""Sections with experts in host memory, and device memory capped."""
+"""Sections with experts in host memory and device memory capped; the link, and the host's time per call.
+
+The host issues a copy faster than the link carries it, or the link idles.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+import time
+from collections.abc import Callable
 
 import torch
 
-from bench.measure import HBM_BYTES_PER_S, Sample, device_ms, host_ms
-from bench.report import Report, Row
+from bench.report import HBM_BYTES_PER_S, MIN_REPEATS, Report, Row, Sample, device_ms, host_ms
 from specter.errors import SpecterError
-from specter.models.cuda.arena import open_arena
+from specter.models.cuda.arena import DeviceArena, make_mover, open_arena
 from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.prefill import LayerStream, prefill
 from specter.models.cuda.runner import ModelRunner, RunnerOptions
+from specter.models.cuda.store import PinnedStore
+from specter.models.spec import ExpertId
 from specter.timeline.base import difference
 from specter.timeline.cuda import CudaTimeline
 
 SHORT_PROMPT = 16
 LONG_PROMPT = 2000
 KV_CAPACITY = 2048
+_CALLS = 40  # of the host in a row: fewer than a driver queues before it blocks
 
 
 class StreamingBench:
@@ -34,30 +40,23 @@ class StreamingBench:
 
     def loading(self) -> None:
         load, layer_bytes = self.model.load, self.model.store.layer_bytes
-        rates = Sample(tuple(layer_bytes / seconds / 1e9 for seconds in load.layer_s))
-        note = f"per layer; all {load.num_bytes / 1e9:.1f} GB: {load.gb_per_s:.2f} GB/s" + (
-            "" if load.is_pinned else "; NOT page-locked"
-        )
+        rates = Sample(load.layer_s).rate(layer_bytes / 1e9)
+        note = f"per layer; all {load.num_bytes / 1e9:.1f} GB: {load.gb_per_s:.2f} GB/s"
+        note += "" if load.is_pinned else "; NOT page-locked"
         self.report.add(Row("load experts into the store", "GB/s", rates, goal=3.0, is_rate=True, note=note))
         self.report.summary["store_load_gb_per_s"] = load.gb_per_s
         self.report.facts["store"] = {k: v for k, v in dataclasses.asdict(load).items() if k != "layer_s"}
 
     def rates(self) -> None:
-        source, target = (torch.empty(4 * 10**9, dtype=torch.uint8, device=self.device) for _ in range(2))
-        source.random_()
-        sample = device_ms(partial(_copy, target, source), per_repeat=5)
-        rate = Sample(tuple(8 / ms for ms in sample.values))
         note = f"read + written; floors use {HBM_BYTES_PER_S / 1e12} TB/s"
-        self.report.add(Row("device memory, copy", "TB/s", rate, note=note))
-        del source, target
+        self.report.add(Row("device memory, copy", "TB/s", copy_tb_per_s(self.device), note=note))
         store = self.model.store
         arena = open_arena(2 * store.num_experts, self.model.codec, self.budget)
 
         def copy(index: int) -> None:
             arena.write_run(index % 2 * store.num_experts, store.arena(index % store.num_layers))
 
-        sample = device_ms(copy, per_repeat=4)
-        link = Sample(tuple(store.layer_bytes / ms / 1e6 for ms in sample.values))
+        link = device_ms(copy, per_repeat=4).rate(store.layer_bytes / 1e6)
         self.report.add(Row("link, pinned host to device", "GB/s", link, note="one MoE layer per copy"))
         self.link_bytes_per_s = link.median * 1e9
 
@@ -106,5 +105,64 @@ class StreamingBench:
         raise AssertionError(f"{num_slots} slots were allocated under a cap of {use.cap_bytes} bytes")
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor, index: int) -> None:
-    target.copy_(source)
+def copy_tb_per_s(device: torch.device) -> Sample:
+    """The rate of copies of 4 GB on the device, read and written bytes."""
+    source, target = (torch.empty(4 * 10**9, dtype=torch.uint8, device=device) for _ in range(2))
+    source.random_()
+    return device_ms(lambda _: target.copy_(source), per_repeat=5).rate(8)
+
+
+def link_rows(model: LoadedModel, budget: DeviceBudget) -> list[Row]:
+    """Plain pinned copies, expert by expert and a whole layer at once, and the host's time per call."""
+    store = model.store
+    arena = open_arena(store.num_experts, model.codec, budget)
+    move = make_mover(arena, store)
+    single = device_ms(lambda index: move(_expert(store, index), index % 2), per_repeat=100)
+    layers = device_ms(lambda index: arena.write_run(0, store.arena(index % store.num_layers)), per_repeat=4)
+    one, whole = single.rate(store.codec.payload_bytes / 1e6), layers.rate(store.layer_bytes / 1e6)
+    return [
+        Row("link, one expert per copy", "GB/s", one, note="pinned host to device, back to back"),
+        *host_rows(arena, store),
+        Row("link, one layer per copy", "GB/s", whole, note=f"{store.num_experts} adjacent experts"),
+    ]
+
+
+def host_rows(arena: DeviceArena, store: PinnedStore) -> list[Row]:
+    """The host's time per call, calls in a row while copies are in flight; µs."""
+    stream, compute = torch.cuda.Stream(), torch.cuda.current_stream()
+    move = make_mover(arena, store)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(_CALLS)]
+
+    num_slots = arena.num_slots
+
+    def copies(index: int) -> None:
+        move(_expert(store, index), index % num_slots)
+
+    calls: dict[str, Callable[[int], object]] = {
+        "one expert's copy, issued": copies,
+        "one expert's copy, issued by Tensor.copy_": lambda index: arena.write(
+            index % num_slots, store.payload(_expert(store, index))
+        ),
+        "an event, recorded": lambda index: events[index].record(stream),
+        "an event, asked": lambda index: events[index].query(),
+        "an event, waited for by another stream": lambda index: compute.wait_event(events[index]),
+    }
+    rows = []
+    with torch.cuda.stream(stream):
+        for name, call in calls.items():
+            values = []
+            for repeat in range(-1, MIN_REPEATS):
+                copies(0)
+                start = time.perf_counter()
+                for index in range(_CALLS):
+                    call(index)
+                if repeat >= 0:
+                    values.append((time.perf_counter() - start) / _CALLS * 1e6)
+                torch.cuda.synchronize()
+            rows.append(Row(f"host, {name}", "us", Sample(tuple(values)), note="host clock"))
+    return rows
+
+
+def _expert(store: PinnedStore, index: int) -> ExpertId:
+    layer, expert = divmod(index, store.num_experts)
+    return ExpertId(layer % store.num_layers, expert)

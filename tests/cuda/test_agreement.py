@@ -64,5 +64,5 @@ def test_prompts_are_cut_and_short_ones_left_out(tmp_path: Path) -> None:
     assert [len(prompt) for prompt in prompts] == [8, 8]
     with pytest.raises(SpecterError, match="2 prompts of 8 tokens found, 3 wanted"):
         load_prompts([path], tokenizer, num_prompts=3, num_tokens=8)
-    with pytest.raises(SpecterError, match="does not exist"):
+    with pytest.raises(SpecterError, match="no prompts at .*none.jsonl"):
         load_prompts([tmp_path / "none.jsonl"], tokenizer, 1, 1)

@@ -14,8 +14,7 @@ from rich.console import Console
 from bench import kernels
 from bench.__main__ import main
 from bench.kernels import SUMMARY_KEYS
-from bench.measure import Sample, StepBytes, ms_at, share
-from bench.report import Report, Row
+from bench.report import Report, Row, Sample, StepBytes, ms_at
 from specter.models.full_size import FULL_SIZE
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
@@ -34,7 +33,6 @@ def test_floors_are_those_of_the_issue() -> None:
 def test_a_sample_is_its_median_and_spread() -> None:
     sample = Sample((1.0, 4.0, 2.0))
     assert (sample.median, sample.spread) == (2.0, 1.5)
-    assert share([True, False, True, True]) == 0.75 and share([]) == 0.0
 
 
 @pytest.mark.parametrize(
