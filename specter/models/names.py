@@ -56,6 +56,20 @@ def expected_shapes(spec: ModelSpec, fused: bool = False) -> dict[str, Shape]:
     return shapes
 
 
+def mlp_names(spec: ModelSpec, layer: int) -> tuple[list[str], str | None]:
+    """Names, within a layer, of the matrices that read its MLP's norm (routed experts aside), and of the down matrix.
+
+    In order: router and gate of the shared expert (MoE layers only), gate, up.
+    """
+    is_dense = layer < spec.num_dense_layers
+    mlp = "mlp" if is_dense else "mlp.shared_experts"
+    router = [] if is_dense else ["mlp.gate.weight", *(["mlp.shared_expert_gate.weight"] if spec.shared_gate else [])]
+    if not is_dense and not spec.shared_inter:
+        return router, None
+    gate, up, down = (f"{mlp}.{part}.weight" for part in PARTS)
+    return [*router, gate, up], down
+
+
 def _norm(name: str, spec: ModelSpec) -> dict[str, Shape]:
     return {f"{name}.{part}": (spec.hidden,) for part in (("weight", "bias") if spec.layer_norm else ("weight",))}
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from specter.codecs.int4 import Int4Experts
 from specter.kernels import gated
 from specter.models.checkpoint import Checkpoint
+from specter.models.names import mlp_names
 from specter.models.rope import interleave_halves, rotary_table, softmax_scale
 from specter.models.spec import ModelSpec
 
@@ -149,24 +150,20 @@ def load_head(checkpoint: TensorSource) -> tuple[Tensor, Tensor | None]:
 def load_layer(checkpoint: TensorSource, layer: int, place: Callable[[Tensor], Tensor]) -> LayerWeights:
     """One layer's weights, folded; `place` moves each result."""
     spec = checkpoint.spec
-    is_dense = layer < spec.num_dense_layers
-    mlp = "mlp" if is_dense else "mlp.shared_experts"
-    parts = [] if is_dense else ["mlp.gate", *(["mlp.shared_expert_gate"] if spec.shared_gate else [])]
-    has_mlp = is_dense or spec.shared_inter > 0
-    parts += [f"{mlp}.gate_proj", f"{mlp}.up_proj"] if has_mlp else []
+    parts, down = mlp_names(spec, layer)
 
     def get(name: str) -> Tensor:
         return checkpoint.tensor(f"model.layers.{layer}.{name}")
 
     norm = get("post_attention_layernorm.weight")
-    wide = place(torch.cat([get(f"{part}.weight") for part in parts]).t())
+    wide = place(torch.cat([get(part) for part in parts]).t())
     return LayerWeights(
         attention=AttentionWeights.fold(spec, get, place),
         norm=place(norm),
         norm_bias=place(get("post_attention_layernorm.bias")) if spec.layer_norm else None,
         wide=wide,
-        router=wide[:, : 0 if is_dense else spec.num_experts],
-        down=place(get(f"{mlp}.down_proj.weight").t() if has_mlp else norm.new_empty(0, spec.hidden)),
+        router=wide[:, : 0 if layer < spec.num_dense_layers else spec.num_experts],
+        down=place(get(down).t() if down else norm.new_empty(0, spec.hidden)),
     )
 
 

@@ -1,8 +1,11 @@
-"""Attention of all families on the device: reads rows of qkv, appends to the cache, writes rows of values."""
+"""Attention of all families on the device: reads rows of qkv, appends to the cache, writes rows of values.
+
+Each form has its own scratch buffers and two methods. Both take qkv [T, …] of layer `index` and the position of row 0,
+int32 [1], complete before the pass's first kernel starts, and write out [T, H * v]. `rows` gives a row the same bits in
+every pass; `row` takes the one row of a draft step and can be faster.
+"""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from torch import Tensor
 
@@ -13,19 +16,6 @@ from specter.models.rope import softmax_scale
 from specter.models.spec import ModelSpec
 
 MAX_ROWS = 64  # rows whose partial sums are kept at a time
-
-
-class Attention(Protocol):
-    """Attention over one cache, with scratch buffers of its own.
-
-    Both methods take qkv [T, …] of layer `index` and the position of row 0, int32 [1], complete before the pass's first
-    kernel starts, and write out [T, H * v]. `rows` gives a row the same bits in every pass; `row` takes the one row of
-    a draft step and can be faster.
-    """
-
-    def rows(self, index: int, qkv: Tensor, position: Tensor, out: Tensor) -> None: ...
-
-    def row(self, index: int, qkv: Tensor, position: Tensor, out: Tensor) -> None: ...
 
 
 class LatentAttention:
@@ -73,6 +63,9 @@ class PlainAttention:
         gqa.combine(self._heads, self._partials, position, out, self._pdl)
 
     row = rows
+
+
+Attention = LatentAttention | PlainAttention
 
 
 def check_served(spec: ModelSpec) -> None:

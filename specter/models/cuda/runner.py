@@ -39,25 +39,17 @@ _NUM_LINK_COPIES, _NUM_WARMUP_COPIES = 100, 3  # of one measurement of the link
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """Everything that decides a runner's memory and kernels; runs with equal options share a runner.
-
-    Args:
-        max_rows: rows of the longest pass.
-        owns_draft: the draft has non-expert weights and a KV cache of its own.
-        is_resident: every expert has a slot and a pass is one graph; nothing drafts, and routing stays on the device.
-        is_fused: draft with the fused INT4 kernels, or else with plain torch.
-        is_graphed: launch through CUDA graphs, where there is CUDA.
-    """
+    """Everything that decides a runner's memory and kernels; runs with equal options share a runner."""
 
     num_slots: int
     kv_capacity: int
-    max_rows: int
+    max_rows: int  # of the longest pass
     max_draft_len: int = 1
     sampling: DeviceSampling = GREEDY
-    owns_draft: bool = False
-    is_resident: bool = False
-    is_fused: bool = True
-    is_graphed: bool = True
+    owns_draft: bool = False  # non-expert weights and a KV cache of the draft's own
+    is_resident: bool = False  # every expert has a slot, a pass is one graph, nothing drafts, routing is not read
+    is_fused: bool = True  # draft with the fused INT4 kernels, or else with plain torch
+    is_graphed: bool = True  # launch through CUDA graphs, where there is CUDA
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from specter.models.cuda.memory import host_available_bytes
 from specter.models.spec import ExpertId
 
 Pin = Literal["require", "prefer", "off"]
-_PINS: tuple[Pin, ...] = ("require", "prefer", "off")
 _POISON = 0xFF  # NaN in every float width, so use of a payload that was never loaded shows
 _RESERVE_BYTES = 512 * 2**20  # left to other processes
 _GROWTH_WAIT_S = 2.0  # some virtual machines get memory only as they use it
@@ -35,7 +34,8 @@ _log = logging.getLogger(__name__)
 
 def as_pin(text: str) -> Pin:
     """Raises SpecterError for an unknown way to page-lock."""
-    for pin in _PINS:
+    pin: Pin
+    for pin in get_args(Pin):
         if pin == text:
             return pin
     raise SpecterError(f"pin={text} is unknown", "use pin=require, pin=prefer or pin=off")

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from specter.kernels.device import Stream
 from specter.kernels.layer_norm import layer_norm
 from specter.kernels.octets import Octets
 from specter.models.cuda.memory import DeviceBudget
+from specter.models.names import mlp_names
 from specter.models.rope import rotary_table
 from specter.models.spec import ModelSpec
 
@@ -104,8 +104,6 @@ class GpuWeights:
             parts = [get(name).to(device=device, dtype=dtype) for name in names]
             return torch.cat(parts).contiguous()
 
-        options: dict[str, Any] = {"device": device, "dtype": dtype}
-
         def norm(name: str) -> Norm:
             return Norm(place(f"{name}.weight"), place(f"{name}.bias") if spec.layer_norm else None)
 
@@ -113,12 +111,7 @@ class GpuWeights:
             prefix = f"model.layers.{index}"
             attention = f"{prefix}.self_attn"
             projections = ("q_proj", "kv_a_proj_with_mqa") if spec.is_latent else ("q_proj", "k_proj", "v_proj")
-            is_dense = index < spec.num_dense_layers
-            mlp = f"{prefix}.mlp" if is_dense else f"{prefix}.mlp.shared_experts"
-            wide = [] if is_dense else [f"{prefix}.mlp.gate"]
-            wide += [f"{prefix}.mlp.shared_expert_gate"] if spec.shared_gate and not is_dense else []
-            has_mlp = is_dense or spec.shared_inter > 0
-            wide += [f"{mlp}.gate_proj", f"{mlp}.up_proj"] if has_mlp else []
+            wide, down = mlp_names(spec, index)
             return GpuLayer(
                 norm=norm(f"{prefix}.input_layernorm"),
                 qkv=place(*(f"{attention}.{name}.weight" for name in projections)),
@@ -128,8 +121,8 @@ class GpuWeights:
                 o=place(f"{attention}.o_proj.weight"),
                 o_bias=place(f"{attention}.o_proj.bias") if spec.o_bias else None,
                 mlp_norm=norm(f"{prefix}.post_attention_layernorm"),
-                wide=place(*(f"{name}.weight" for name in wide)),
-                down=place(f"{mlp}.down_proj.weight") if has_mlp else torch.empty(spec.hidden, 0, **options),
+                wide=place(*(f"{prefix}.{name}" for name in wide)),
+                down=place(f"{prefix}.{down}") if down else torch.empty(spec.hidden, 0, device=device, dtype=dtype),
             )
 
         embedding = place("model.embed_tokens.weight")

@@ -90,8 +90,7 @@ class InflatedCheckpoint:
         if kind in ("gate_up_proj", "down_proj") and head.endswith(".experts"):
             layer = int(head.split(".")[2]) - self.spec.num_dense_layers
             return self.experts(layer)[kind == "down_proj"]
-        wide = self._wide_bias(name, kind) if name.endswith(".bias") else self._wide(name, head, kind)
-        return wide.to(self.dtype)
+        return self._wide(name, head, kind).to(self.dtype)
 
     def experts(self, layer: int) -> tuple[Tensor, Tensor]:
         """Routed experts of MoE layer `layer`: gate_up [E, 2F, D], down [E, D, F], `dtype` on `device`."""
@@ -144,12 +143,14 @@ class InflatedCheckpoint:
         return self.narrow.tensor(name).to(self.device)
 
     def _wide(self, name: str, head: str, kind: str) -> Tensor:
-        value = self._read(name)
+        value, is_bias = self._read(name), name.endswith(".bias")
         mlp_gain = f"{head.split('.mlp')[0]}.post_attention_layernorm.weight"
         copies = self._shared if head.endswith(".shared_experts") else self._dense
         match kind:
             case "embed_tokens":
                 return self._pad_vocab(self._hidden.columns(value))
+            case "lm_head" if is_bias:
+                return F.pad(value, (0, self.spec.vocab - len(value)))
             case "lm_head":
                 return self._pad_vocab(self._reader(value, self._read("model.norm.weight")))
             case "norm" | "input_layernorm":
@@ -158,6 +159,10 @@ class InflatedCheckpoint:
                 return self._gain(self._hidden, value) / self._boost
             case "kv_a_layernorm":
                 return self._gain(self._latent, value)
+            case "q_proj" | "k_proj" | "v_proj" if self._heads is not None and is_bias:
+                return self._heads.rows(kind[0], value[:, None])[:, 0]
+            case "o_proj" if is_bias:
+                return self._hidden.rows(value[:, None])[:, 0]
             case "q_proj" | "k_proj" | "v_proj" if self._heads is not None:
                 return self._reader(self._heads.rows(kind[0], value), self._attention_gain(head))
             case "o_proj" if self._heads is not None:
@@ -180,21 +185,6 @@ class InflatedCheckpoint:
             case "down_proj":
                 return self._down(value, copies)
         raise SpecterError(f"{name} is not a tensor of {self.spec.name}", "use a hub name, routed experts fused")
-
-    def _wide_bias(self, name: str, kind: str) -> Tensor:
-        value = self._read(name)
-        match kind:
-            case "lm_head":
-                return F.pad(value, (0, self.spec.vocab - len(value)))
-            case "norm" | "input_layernorm":
-                return self._gain(self._hidden, value)
-            case "post_attention_layernorm":
-                return self._gain(self._hidden, value) / self._boost
-            case "q_proj" | "k_proj" | "v_proj" if self._heads is not None:
-                return self._heads.rows(kind[0], value[:, None])[:, 0]
-            case "o_proj":
-                return self._hidden.rows(value[:, None])[:, 0]
-        raise SpecterError(f"{name} is not a tensor of {self.spec.name}", "use one of Specter's names")
 
     def _attention_gain(self, head: str) -> Tensor:
         return self._read(f"{head.removesuffix('.self_attn')}.input_layernorm.weight")
