@@ -23,9 +23,7 @@ def decode_eager(
     """Greedy tokens after `prompt`, and ms per token: each repeat is `num_steps` one-token passes in a row.
 
     A pass is thousands of launches from Python, so the host dominates. Warm-up passes pick kernels and grow pools.
-
-    Args:
-        experts: transformers' implementation of routed experts: "grouped_mm" (its default) or "eager" (a loop).
+    `experts` is one of `EXPERTS`: "grouped_mm" is transformers' default, "eager" a loop.
     """
     device = model.device
     model.set_experts_implementation(experts)

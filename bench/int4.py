@@ -178,11 +178,8 @@ def us_per_layer(run: Callable[[], None], num_layers: int, per_repeat: int) -> S
 
 
 def prefill_rows(model: LoadedModel, arena: DeviceArena, slot_table: Tensor) -> list[Row]:
-    """The time of every backend for `PREFILL_ROWS` rows of a layer, over the first `PREFILL_LAYERS` MoE layers.
-
-    Args:
-        arena, slot_table: hold every expert of these layers.
-    """
+    """The time of every backend for `PREFILL_ROWS` rows of a layer, over the first `PREFILL_LAYERS` MoE layers, whose
+    experts are all in `arena`."""
     model = model.first_layers(model.spec.num_dense_layers + PREFILL_LAYERS)
     spec, device = model.spec, model.weights.device
     many = dataclasses.replace(spec, num_layers=spec.num_dense_layers + PREFILL_LAYERS * PREFILL_ROWS)

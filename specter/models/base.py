@@ -28,10 +28,8 @@ Choose = Callable[[Output, int], Proposal]  # the draft's token for a position, 
 
 
 class DraftStep(Protocol):
-    """A token for the next position, and the experts chosen for it in every MoE layer.
-
-    Both may be read from the step's event until the next round's drafting begins.
-    """
+    """A token for the next position, and the experts chosen for it in every MoE layer; both valid from the step's event
+    until the next round's drafting begins."""
 
     @property
     def proposal(self) -> Proposal: ...
@@ -88,11 +86,7 @@ class Model(Protocol):
 
     def begin_draft(self, token: int, position: int, choose: Choose) -> None:
         """Sets the input of the next draft step: `token`, committed at `position`. Later steps continue from the
-        token chosen before.
-
-        Args:
-            choose: chooses a token from an output; a model that chooses on its device may ignore it.
-        """
+        token that `choose` (or the model's device) chose before."""
 
     def draft_step(self) -> DraftStep:
         """Appends temporary KV at the step's position and chooses a token for the next one."""

@@ -210,12 +210,8 @@ class Checkpoint:
 
 
 def write_checkpoint(directory: Path, spec: ModelSpec, tensors: dict[str, Tensor], int8: bool = False) -> None:
-    """Writes config.json and model.safetensors under the publisher's names.
-
-    Args:
-        tensors: by Specter's names (see `specter.models.names`).
-        int8: store them in the stand-ins' format.
-    """
+    """Writes config.json and model.safetensors of `tensors`, given by Specter's names, under the publisher's names;
+    `int8`: in the stand-ins' format."""
     write_json(directory / "config.json", config_of(spec))
     metadata = {"format": FORMAT if int8 else "pt"}
     stored = encode(tensors) if int8 else {name: tensor.contiguous() for name, tensor in tensors.items()}

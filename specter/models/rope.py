@@ -40,10 +40,8 @@ def inverse_frequencies(rope: RopeSpec, dim: int, is_long: bool = False) -> Tens
 
 
 def is_long(rope: RopeSpec, capacity: int) -> bool:
-    """Whether a KV cache of `capacity` positions uses LongRoPE's long factors.
-
-    The capacity decides, not the length, so that a position's keys never change (docs/decisions/0010).
-    """
+    """Whether a KV cache of `capacity` positions uses LongRoPE's long factors: the capacity decides, not the length, so
+    that a position's keys never change (docs/decisions/0010)."""
     return bool(rope.short_factors) and capacity > rope.original_max_positions
 
 

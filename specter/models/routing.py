@@ -14,11 +14,8 @@ from specter.models.spec import ModelSpec
 
 
 def route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Router weights fp32 [rows, k], times the routed scaling, and expert ids int64 [rows, k], in rank order.
-
-    Args:
-        logits: router logits [rows, E].
-    """
+    """Router weights fp32 [rows, k], times the routed scaling, and expert ids int64 [rows, k], in rank order, of logits
+    [rows, E]."""
     if spec.router == "sparsemixer":
         weights, experts = sparsemixer(logits.float(), spec.router_jitter)
     elif spec.num_groups > 1:

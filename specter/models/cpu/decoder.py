@@ -68,10 +68,8 @@ class Decoder:
     Args:
         arena: the slots that `run_experts` reads.
         draft: the INT4 experts; None for a target alone.
-        tile: rows per product; a pass takes as many tiles as it needs.
+        tile: rows per product. mm: the product of all layers.
         capacity: positions of the KV cache; attention always runs over all of it.
-        mm: the matrix product of all layers.
-
     Attributes:
         rowwise: whether each row of a target pass runs alone, in a tile of one row (see `invariance_check`).
     """

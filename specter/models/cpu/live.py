@@ -30,15 +30,11 @@ DTYPE = torch.float32  # represents a checkpoint's int8 or BF16 values exactly
 
 @dataclass(slots=True)
 class LiveModel:
-    """Weights loaded once for any number of runs.
-
-    Attributes:
-        notes: provenance and degradations, for every run's env.json.
-    """
+    """Weights loaded once for any number of runs."""
 
     decoder: Decoder
     store: ExpertStore
-    notes: dict[str, str]
+    notes: dict[str, str]  # provenance and degradations, for every run's env.json
 
     @classmethod
     def load(cls, run: ResolvedRun, progress: Progress) -> LiveModel:
@@ -93,10 +89,8 @@ class LiveModel:
     def agrees_with_plain(
         self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None
     ) -> bool | None:
-        """Whether plain decoding with everything resident yields the same tokens.
-
-        None for rejection sampling, which is lossless in distribution only.
-        """
+        """Whether plain decoding with everything resident yields the same tokens; None for rejection sampling, which is
+        lossless in distribution only."""
         if run.config.sampling.kind == "rejection":
             return None
         plain = resolve(replace(run.config, system=RESIDENT, warmup_tokens=0))

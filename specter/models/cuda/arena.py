@@ -37,10 +37,8 @@ class DeviceArena(SlotArena):
         slots.copy_(payloads, non_blocking=True)
 
     def fill(self, store: PinnedStore, num_layers: int) -> Tensor:
-        """Copies every expert of the first MoE layers into slot layer * E + expert.
-
-        Returns this slot table, int32 [num_layers, E] on the device.
-        """
+        """Copies every expert of the first MoE layers into slot layer * E + expert; returns this slot table, int32
+        [num_layers, E] on the device."""
         for layer in range(num_layers):
             self.write_run(layer * store.num_experts, store.arena(layer))
         slots = torch.arange(num_layers * store.num_experts, dtype=torch.int32)
@@ -72,11 +70,7 @@ def load_driver(name: str = _DRIVER) -> Any:
 
 
 class DriverMover:
-    """A `Mover`: one asynchronous copy on the current stream.
-
-    Args:
-        driver: a fake one, in tests.
-    """
+    """A `Mover`: one asynchronous copy on the current stream. Tests give a fake `driver`."""
 
     def __init__(self, arena: DeviceArena, store: PinnedStore, driver: Any = None) -> None:
         self._num_bytes = arena.codec.payload_bytes
@@ -104,15 +98,9 @@ def make_mover(arena: DeviceArena, store: PinnedStore) -> Mover:
 
 
 class WriteBack:
-    """Copies a slot's payload into the next of a few page-locked buffers, on the current stream.
-
-    The buffers are never read: the store keeps every expert, and experts do not change. The copies load the link as a
-    system does that keeps an expert on one side only.
-
-    Attributes:
-        buffers: uint8 [num_buffers, payload_bytes].
-    Raises SpecterError: no buffers.
-    """
+    """Copies a slot's payload into the next of `buffers` (page-locked, uint8 [num_buffers, payload_bytes]), on the
+    current stream. They are never read: the copies load the link as those of a system without copies on the host.
+    Raises SpecterError: no buffers."""
 
     def __init__(self, arena: DeviceArena, num_buffers: int) -> None:
         if num_buffers < 1:

@@ -47,7 +47,6 @@ class Draft:
         max_steps: most steps between two calls of `begin`.
         temperature: None drafts greedily; otherwise tokens are argmax(logits / temperature + Gumbel(seed, position)).
         pdl: programmatic dependent launch.
-
     Attributes, all on the device:
         tokens: int32 [max_steps], routing: int16 [max_steps, MoE layers, k], counts: int32 [MoE layers, E]: of the
             steps since `begin`.
@@ -161,10 +160,9 @@ class Draft:
 
 
 class UnfusedDraft(Draft):
-    """A `Draft` that runs the chosen experts one by one in plain torch: gather, dequantise, multiply.
+    """A `Draft` that runs the chosen experts one by one in plain torch: the ablation of the INT4 kernels.
 
-    Args:
-        layers: unpacked codes of every MoE layer, [E, out, in], on the device.
+    `layers` are the unpacked codes of every MoE layer, [E, out, in], on the device.
     """
 
     def __init__(self, layers: list[Int4Layer], *args: Any, **options: Any) -> None:

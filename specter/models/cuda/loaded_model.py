@@ -65,12 +65,9 @@ class LoadReport:
 def load_store(
     source: ExpertSource, codec: RawCodec, console: Console, pin: Pin = "require", store: PinnedStore | None = None
 ) -> tuple[PinnedStore, LoadReport]:
-    """Loads every routed expert, layer by layer, with progress on `console`.
+    """Loads every routed expert, layer by layer, with progress on `console`; fills `store`, or one made with `pin`.
 
     Several threads open memory ahead while payloads are computed and copied.
-
-    Args:
-        store: an empty store to fill, instead of one made with `pin`.
     Raises SpecterError: too little host memory, page-locking refused (see `PinnedStore`), or a damaged source.
     """
     spec = source.spec
@@ -156,10 +153,7 @@ class LoadedModel:
         return [self.int4_layer(layer) for layer in range(self.spec.num_moe_layers)]
 
     def first_layers(self, num_layers: int) -> LoadedModel:
-        """The model cut after its first layers, over the same memory: real payloads, shorter passes.
-
-        Its text is meaningless, and its draft is rejected more often.
-        """
+        """The model cut after its first layers, over the same memory: real payloads, meaningless text."""
         spec = dataclasses.replace(self.spec, num_layers=num_layers)
         weights = dataclasses.replace(self.weights, spec=spec, layers=self.weights.layers[:num_layers])
         return dataclasses.replace(self, spec=spec, weights=weights)
@@ -177,10 +171,9 @@ def load_model(
 ) -> LoadedModel:
     """Loads a checkpoint and its INT4 codes: experts to the host, everything else to the device.
 
-    A checkpoint narrower than `spec` (a stand-in) is inflated on the way, codes included.
+    A checkpoint narrower than `spec` (a stand-in) is inflated on the way, codes included. Without `with_draft` the INT4
+    experts stay off the device, which leaves room for more slots.
 
-    Args:
-        with_draft: put the INT4 experts on the device; without them there is room for more slots.
     Raises SpecterError: heads or a router that the kernels do not support; codes made from another checkpoint; or as
     the readers, the budget and the store.
     """

@@ -1,7 +1,6 @@
 """Available host memory, and the budget of device memory, checked before allocations.
 
-The device budget covers all allocations of the framework on the device (weights, slots, KV cache, graphs). The driver's
-context is outside the budget and recorded beside it.
+The device budget covers all allocations of the framework on the device, but not the driver's context.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ class DeviceBudget:
     """A cap on one device's memory, enforced by the allocator and checked before large allocations."""
 
     def __init__(self, device: torch.device | str = "cuda", cap_bytes: int | None = None) -> None:
-        """
-        Args:
-            cap_bytes: most bytes to allocate; None is all that is free now.
-        Raises SpecterError: no such device, or a cap above the free bytes.
-        """
+        """`cap_bytes` None: all that is free now. Raises SpecterError: no such device, or a cap above that."""
         if not torch.cuda.is_available():
             raise SpecterError(f"device {device} is not available", "run on a machine with a CUDA device")
         index = torch.device(device).index

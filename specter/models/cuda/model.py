@@ -36,22 +36,16 @@ LRU = SystemConfig(name="lru")  # plain decoding through the expert cache: it ru
 
 @dataclasses.dataclass(slots=True)
 class CudaModel:
-    """A loaded model, and the runner of the last run.
-
-    Attributes:
-        notes: provenance and degradations, for every run's env.json.
-        runner: of the last run; reused by the next one with equal options.
-    """
+    """A loaded model, and the runner of the last run."""
 
     model: LoadedModel
     budget: DeviceBudget
-    notes: dict[str, str]
-    runner: ModelRunner | None = None
+    notes: dict[str, str]  # provenance and degradations, for every run's env.json
+    runner: ModelRunner | None = None  # reused by the next run with equal options
 
     @classmethod
     def load(cls, run: ResolvedRun, console: Console) -> CudaModel:
-        """Loads the target, and the draft if the run speculates, within the memory of `config.hardware`, with progress
-        on `console`.
+        """Loads the target, and the draft if the run speculates, within the memory of `config.hardware`.
 
         Raises SpecterError: sampling that the device does not support, no device, too little memory on either side, or
         a faulty checkpoint.

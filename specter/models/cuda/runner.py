@@ -71,13 +71,11 @@ class _DraftStep:
 
 
 class ModelRunner:
-    """A `Model` over `options.num_slots` slots of `model`.
+    """A `Model` over `options.num_slots` slots of `model`. Raises SpecterError: the slots do not fit the budget.
 
     Attributes:
         move: the `Mover` from the store into the slots.
-        graphs: captured work by (part of a pass, layer, rows launched).
         own_memory: of the draft that `own_draft` has made, if any.
-    Raises SpecterError: the slots do not fit the budget.
     """
 
     def __init__(self, model: LoadedModel, budget: DeviceBudget, options: RunnerOptions) -> None:
@@ -161,11 +159,7 @@ class ModelRunner:
     # -- graphs --------------------------------------------------------------------------------------
 
     def capture(self, row_counts: Iterable[int], *, predicts_next: bool = False) -> None:
-        """Captures passes of these numbers of rows, unless they are already. Between prompts: it writes KV.
-
-        Args:
-            predicts_next: capture `predict_next`, too.
-        """
+        """Captures passes of these numbers of rows, and their `predict_next`, unless they are already. Writes KV."""
         for num_rows in sorted(set(row_counts)) if self._uses_graphs else ():
             one = self._pass(self, {}, num_rows, num_rows, num_rows)  # without graphs: what is captured
             parts = {(part, layer, num_rows): run for part, layer, run in one.parts(predicts_next=predicts_next)}
@@ -250,10 +244,8 @@ class ModelRunner:
                 torch.cuda.synchronize(self.arena.flat.device)
 
     def link_bytes_per_s(self) -> int:
-        """The rate of plain pinned copies, one expert after the other on the current stream. Overwrites slots.
-
-        Takes 0.03 to 0.3 s. The slots keep their experts where all are resident.
-        """
+        """The rate of plain pinned copies, one expert after the other on the current stream; takes 0.03 to 0.3 s.
+        Overwrites slots, but keeps their experts where all are resident."""
         store, num_slots = self._model.store, self.options.num_slots
         num_experts = self._model.spec.num_moe_layers * store.num_experts
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -78,8 +78,7 @@ def _unlock(locker: PageLocker, addresses: list[int]) -> None:
 class PinnedStore:
     """Payloads of every routed expert in host memory. Each arena is opened once, filled, and then only read.
 
-    Memory is unlocked by `close` or when the store is collected: with freed memory still registered, the driver would
-    copy to and from pages that are no longer mapped at that address.
+    `close` or the collection of the store unlocks the memory: a driver copies to unmapped pages that are registered.
 
     Attributes:
         is_pinned: all open arenas are page-locked; copies from other memory are slower and block the host.

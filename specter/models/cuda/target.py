@@ -45,12 +45,9 @@ class Target:
 
     Args:
         arena: [num_slots, stride] in the model's dtype (see `specter.kernels.grouped_mlp`).
-        max_rows: rows of the longest pass.
         slot_table: int32 [MoE layers, E] on the device, for resident passes.
         feed: int32 [max_rows] on the device or page-locked, the tokens of a pass; by default on the device.
-        temperature, seed: as in `specter.models.cuda.draft.Draft`.
-        pdl: programmatic dependent launch.
-
+        max_rows: of the longest pass. temperature, seed, pdl: as in `specter.models.cuda.draft.Draft`.
     Attributes:
         tokens: int32 [64], the chosen tokens of the last pass. logits: fp32 [64, V].
         routing: of the last MoE layer. predicted: of the layer after it (see `predict_next`).
@@ -116,8 +113,7 @@ class Target:
         self._select = select.Selection.empty(OUTPUT_ROWS, weights.num_tokens, device, seed, temperature)
 
     def begin(self, tokens: Tensor, position: int, num_outputs: int) -> None:
-        """Places a pass over tokens int32 [T], on any device, at `position`…. Asynchronous if they are page-locked.
-        Raises SpecterError: as `place`."""
+        """`place`, with tokens int32 [T] on any device. Asynchronous if they are page-locked."""
         self.place(tokens.shape[0], position, num_outputs)
         self.feed[: tokens.shape[0]].copy_(tokens, non_blocking=True)
 
@@ -213,8 +209,7 @@ class Target:
     def predict_next(self, index: int, num_rows: int) -> None:
         """Routes layer `index` + 1 on the state after layer `index`'s attention, into `predicted`.
 
-        Called between `attend_and_route` of a MoE layer and its `combine`. Reads the residual stream and writes only
-        buffers of its own, so the running layer is undisturbed.
+        Called between `attend_and_route` and `combine` of a MoE layer, whose buffers it leaves as they are.
         """
         spec, following, rows = self.weights.spec, self.weights.layers[index + 1], slice(num_rows)
         attended, norm = self._stream(self._squares_attended, num_rows), following.mlp_norm

@@ -51,15 +51,10 @@ class GpuLayer:
 
 @dataclass(frozen=True, slots=True)
 class GpuWeights:
-    """The weights that draft and target share.
-
-    Attributes:
-        num_tokens: tokens of the tokenizer; the rows of embedding and head after them pad the vocabulary, and no
-            sampling chooses them.
-    """
+    """The weights that draft and target share."""
 
     spec: ModelSpec
-    num_tokens: int
+    num_tokens: int  # of the tokenizer; rows of embedding and head after them are padding, never chosen
     embedding: Tensor  # [V, D]
     layers: list[GpuLayer]
     norm: Norm
@@ -87,10 +82,9 @@ class GpuWeights:
         cls, spec: ModelSpec, get: Callable[[str], Tensor], device: torch.device | str, dtype: torch.dtype,
         num_tokens: int | None = None,
     ) -> GpuWeights:  # fmt: skip
-        """Reads every non-expert tensor once through `get`, by its hub name, layer by layer.
+        """Reads every non-expert tensor once through `get`, which returns any dtype on any device, by its hub name.
 
         Args:
-            get: returns a tensor of any dtype, on any device.
             num_tokens: of the tokenizer; None if every row of the vocabulary is a token.
         Raises SpecterError: no tokens, or more than the vocabulary has rows.
         """
