@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -193,21 +194,17 @@ def prefill_rows(model: LoadedModel, arena: DeviceArena, slot_table: Tensor) -> 
     expert_bytes = int4_expert_bytes(model.int4)
     floor = ms_at(num_experts * expert_bytes) * 1e3 / PREFILL_LAYERS
 
-    def fused() -> None:
+    def each_row(run: Callable[[Backends], None]) -> None:
         for one in backends:
-            one.fused()
-
-    def per_expert() -> None:
-        for one in backends:
-            one.per_expert()
+            run(one)
 
     def reference() -> None:
         for layer in range(PREFILL_LAYERS):
             reference_prefill(layer, rows, layers[layer], out[layer])
 
-    runs = {
-        "INT4 fused, 2 launches": fused,
-        "INT4 fused, one expert at a time": per_expert,
+    runs: dict[str, Callable[[], None]] = {
+        "INT4 fused, 2 launches": partial(each_row, Backends.fused),
+        "INT4 fused, one expert at a time": partial(each_row, Backends.per_expert),
         REFERENCE: reference,
     }
     expected, measured = out.clone(), []

@@ -61,8 +61,7 @@ class ResidentBench:
         row = self.report.add(Row("plain decoding, all resident, BF16", "ms", device_ms(plain), floor, 2.5, note=note))
         self.report.summary["plain_decode_ms"] = row.sample.median
 
-        tokens = self.continue_plain(prompt, VERIFY_ROWS)
-        rows = torch.tensor(tokens, dtype=torch.int32, device=self.device)
+        rows, _ = self._decode(prompt, VERIFY_ROWS - 1)
         num_experts = sum(len(np.unique(layer)) for layer in self._trace(rows, position).swapaxes(0, 1))
 
         def verify(index: int) -> None:
@@ -92,21 +91,13 @@ class ResidentBench:
         target, equal = self.target, []
         entries = target.cache.entries
         for prompt in self.prompts:
-            self._prefill_resident(prompt)
-            token = target.tokens[:1].clone()
-            tokens, logits = [], []
-            for position in range(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS):
-                tokens.append(token)
-                target.begin(token, position, 1)
-                self._passes[1].replay()
-                token = target.tokens[:1].clone()
-                logits.append(target.logits[0].clone())
+            tokens, logits = self._decode(prompt, VERIFY_ROWS)
             new = slice(PROMPT_TOKENS, PROMPT_TOKENS + VERIFY_ROWS)
             plain_kv = entries[:, new].clone()
             entries[:, new] = torch.nan  # shows what the verification does not write
-            target.begin(torch.cat(tokens), PROMPT_TOKENS, VERIFY_ROWS)
+            target.begin(tokens[:-1], PROMPT_TOKENS, VERIFY_ROWS)
             self._passes[VERIFY_ROWS].replay()
-            same = torch.equal(target.logits[:VERIFY_ROWS], torch.stack(logits))
+            same = torch.equal(target.logits[:VERIFY_ROWS], logits)
             equal.append(same and torch.equal(entries[:, new], plain_kv))
             entries[:, new] = 0
         self.report.facts["bit-equal prompts"] = f"{sum(equal)} of {len(equal)}, logits and KV of {VERIFY_ROWS} rows"
@@ -171,7 +162,7 @@ class ResidentBench:
         prompt, model = self.prompts[0], load_eager(self.model.source, self.device, DTYPE)
         for experts in EXPERTS:
             tokens, sample = decode_eager(model, prompt, EAGER_STEPS, experts, EAGER_REPEATS)
-            ours = self.continue_plain(prompt, len(tokens))
+            ours = self._decode(prompt, len(tokens) - 1)[0].tolist()
             same = next((i for i, (a, b) in enumerate(zip(tokens, ours, strict=True)) if a != b), len(tokens))
             note = f"first {same} of {len(tokens)} greedy tokens as ours; host load {os.getloadavg()[0]:.1f}"
             self.report.add(Row(f"plain decoding, transformers eager, experts: {experts}", "ms", sample, note=note))
@@ -183,12 +174,25 @@ class ResidentBench:
         return Graph(partial(self.target.run, num_rows))
 
     def _prefill_resident(self, prompt: list[int]) -> None:
-        target = self.target
-        target.begin(torch.tensor(prompt, dtype=torch.int32, device=self.device), 0, 1)
-        self._run_layers(target, len(prompt), None)
-        target.choose(len(prompt), 1)
+        self.target.begin(torch.tensor(prompt, dtype=torch.int32, device=self.device), 0, 1)
+        self.target.run(len(prompt), 1)
 
-    def _run_layers(self, target: Target, num_rows: int, routing: list[np.ndarray] | None) -> None:
+    def _decode(self, prompt: list[int], num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Greedy tokens after `prompt`, int32 [1 + num_steps], and logits [num_steps, V] of the steps."""
+        target = self.target
+        self._prefill_resident(prompt)
+        tokens, logits = [target.tokens[:1].clone()], []
+        for index in range(num_steps):
+            target.begin(tokens[-1], len(prompt) + index, 1)
+            self._passes[1].replay()
+            tokens.append(target.tokens[:1].clone())
+            logits.append(target.logits[0].clone())
+        return torch.cat(tokens), torch.stack(logits)
+
+    def _trace(self, rows: torch.Tensor, position: int) -> np.ndarray:
+        """Experts chosen in a pass, [rows, MoE layers, k]."""
+        target, num_rows, routing = self.target, len(rows), list[np.ndarray]()
+        target.begin(rows, position, num_rows)
         target.embed(num_rows)
         for layer in range(self.spec.num_layers):
             target.attend_and_route(layer, num_rows)
@@ -196,27 +200,9 @@ class ResidentBench:
             if moe >= 0:
                 target.run_experts(self.table[moe], num_rows)
                 target.combine(layer, num_rows)
-                if routing is not None:
-                    routing.append(target.routing.chosen[:num_rows].cpu().numpy().astype(np.int64))
-
-    def _trace(self, rows: torch.Tensor, position: int) -> np.ndarray:
-        """Experts chosen in a pass, [rows, MoE layers, k]."""
-        target, routing = self.target, list[np.ndarray]()
-        target.begin(rows, position, len(rows))
-        self._run_layers(target, len(rows), routing)
-        target.choose(len(rows), len(rows))
+                routing.append(target.routing.chosen[:num_rows].cpu().numpy().astype(np.int64))
+        target.choose(num_rows, num_rows)
         return np.stack(routing, axis=1)
-
-    def continue_plain(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Greedy tokens after `prompt`, by plain decoding."""
-        target = self.target
-        self._prefill_resident(prompt)
-        tokens = [target.tokens[:1].clone()]
-        for index in range(num_tokens - 1):
-            target.begin(tokens[-1], len(prompt) + index, 1)
-            self._passes[1].replay()
-            tokens.append(target.tokens[:1].clone())
-        return torch.cat(tokens).tolist()
 
     def _behave(self, prompt: list[int]) -> agreement.Behaviour:
         target, draft = self.target, self.draft

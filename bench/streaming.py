@@ -16,7 +16,7 @@ from specter.errors import SpecterError
 from specter.models.cuda.arena import DeviceArena, make_mover, open_arena
 from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
-from specter.models.cuda.prefill import LayerStream, prefill
+from specter.models.cuda.prefill import LayerStream
 from specter.models.cuda.runner import ModelRunner, RunnerOptions
 from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ExpertId
@@ -72,7 +72,7 @@ class StreamingBench:
             tokens = (text * 3)[:num_tokens]
 
             def once(tokens: list[int] = tokens) -> None:
-                prefill(self.spec, runner.target_pass(tokens, 0, 1), stream, timeline)
+                stream.prefill(self.spec, runner.target_pass(tokens, 0, 1))
 
             sample = host_ms(once)
             row = Row(

@@ -10,7 +10,7 @@ import torch
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 from specter.models.cuda.arena import DeviceArena
-from specter.models.cuda.prefill import LayerStream, prefill
+from specter.models.cuda.prefill import LayerStream
 from specter.models.cuda.store import PinnedStore
 from specter.timeline.hardware import Hardware
 from specter.timeline.virtual import VirtualTimeline
@@ -38,7 +38,7 @@ def test_same_bits_as_any_other_pass_and_one_copy_per_layer(tmp_path: Path) -> N
     timeline = VirtualTimeline(HARDWARE)
     stream = LayerStream(pinned(live), arena, timeline)
     for _ in range(2):  # the second time over used halves
-        outputs = prefill(TINY, live.decoder.target_pass(TOKENS, 0, 1), stream, timeline)
+        outputs = stream.prefill(TINY, live.decoder.target_pass(TOKENS, 0, 1))
         assert torch.equal(torch.stack([*outputs]), torch.stack(expected.outputs))
         live.decoder.reset()
     assert timeline.totals().num_copies == 2 * TINY.num_moe_layers

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,20 +19,6 @@ from specter.models.cpu.kv_cache import KEY_BLOCK
 _MAX_SLOTS = 8
 _SEED = 0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """Results of one pass over the first layers."""
-
-    logits: Tensor  # [rows, V]
-    entries: Tensor  # [layers, rows, kv_width]
-
-    def equals(self, other: _Trial) -> bool:
-        return torch.equal(self.logits, other.logits) and torch.equal(self.entries, other.entries)
-
-    def rows(self, begin: int, end: int) -> _Trial:
-        return _Trial(self.logits[begin:end], self.entries[:, begin:end])
 
 
 def invariance_check(decoder: Decoder) -> list[str]:
@@ -79,7 +64,7 @@ def _differences(decoder: Decoder, num_rows: int) -> list[str]:
         # From the end: a pass crops the cache at its last row.
         places = {0, 1, decoder.tile // 2, decoder.tile - 1, decoder.tile, num_rows - 1} & set(range(num_rows))
         alone = [
-            _run(decoder, [tokens[i]], start + i, slots).equals(together.rows(i, i + 1))
+            torch.equal(_run(decoder, [tokens[i]], start + i, slots), together[i : i + 1])
             for i in sorted(places, reverse=True)
         ]
         one_by_one = _run(decoder, tokens, start, slots[-1:])
@@ -89,8 +74,8 @@ def _differences(decoder: Decoder, num_rows: int) -> list[str]:
         cache.reset()
     outcomes = {
         "a row alone": all(alone),
-        "another place in the tile": shifted.equals(together.rows(shift, num_rows)),
-        "waves of one expert, another slot": one_by_one.equals(together),
+        "another place in the tile": torch.equal(shifted, together[shift:]),
+        "waves of one expert, another slot": torch.equal(one_by_one, together),
     }
     return [name for name, is_equal in outcomes.items() if not is_equal]
 
@@ -102,8 +87,8 @@ def _random_payload(decoder: Decoder, generator: torch.Generator) -> Tensor:
     return codec.pack(gate_up, down)
 
 
-def _run(decoder: Decoder, tokens: Sequence[int], position: int, slots: Sequence[int]) -> _Trial:
-    """One pass in which every slot holds the same expert."""
+def _run(decoder: Decoder, tokens: Sequence[int], position: int, slots: Sequence[int]) -> Tensor:
+    """One pass in which every slot holds the same expert: logits and KV of every row, [rows, V + layers * kv_width]."""
     num_layers = min(decoder.num_dense_layers + 1, decoder.num_layers)
     target = decoder.target_pass(tokens, position, len(tokens))
     for layer in range(num_layers):
@@ -116,4 +101,4 @@ def _run(decoder: Decoder, tokens: Sequence[int], position: int, slots: Sequence
             target.run_experts(layer, wave, slots[: len(wave)])
         target.combine(layer)
     entries = decoder.cache.entries[:num_layers, position : position + len(tokens)]
-    return _Trial(torch.stack(target.outputs()), entries.clone())
+    return torch.cat((torch.stack(target.outputs()), entries.transpose(0, 1).flatten(1)), dim=1)

@@ -32,46 +32,34 @@ class LayerStream:
                 f"streaming layers of {num_experts} experts needs {2 * num_experts} slots; there are {arena.num_slots}",
                 "raise the budget, or prefill with fewer tokens through the expert cache",
             )
-        self._store = store
-        self._arena = arena
-        self._timeline = timeline
+        self._store, self._arena, self._timeline = store, arena, timeline
         self._last_use: list[Event | None] = [None, None]
 
-    @property
-    def num_layers(self) -> int:
-        return self._store.num_layers
+    def prefill(self, spec: ModelSpec, target: TargetPass) -> Sequence[Output]:
+        """Issues a target pass over a whole prompt; returns its outputs (see `Model.target_pass`), maybe in flight."""
+        timeline, num_layers = self._timeline, self._store.num_layers
+        arrivals = [self._fetch(layer) for layer in range(min(2, num_layers))]
+        for layer in range(spec.num_layers):
+            timeline.compute(_ATTEND, partial(target.attend_and_route, layer))
+            moe_layer = layer - spec.num_dense_layers
+            if moe_layer < 0:
+                continue
+            run = partial(target.run_experts, layer, range(spec.num_experts), self._slots(moe_layer))
+            _, self._last_use[moe_layer % 2] = timeline.compute(_EXPERTS, run, after=(arrivals[moe_layer],))
+            timeline.compute(_COMBINE, partial(target.combine, layer))
+            if moe_layer + 2 < num_layers:
+                arrivals.append(self._fetch(moe_layer + 2))
+        outputs, _ = timeline.compute(_HEAD, target.outputs)
+        return outputs
 
-    def slots(self, layer: int) -> range:
+    def _slots(self, layer: int) -> range:
         """The slots of the layer's experts, in order."""
         first = layer % 2 * self._store.num_experts
         return range(first, first + self._store.num_experts)
 
-    def fetch(self, layer: int) -> Event:
+    def _fetch(self, layer: int) -> Event:
         """Issues the copy of one layer, after the last use of its half."""
         last_use = self._last_use[layer % 2]
-        copy = partial(self._arena.write_run, self.slots(layer).start, self._store.arena(layer))
+        copy = partial(self._arena.write_run, self._slots(layer).start, self._store.arena(layer))
         after = () if last_use is None else (last_use,)
         return self._timeline.copy(self._store.layer_bytes, copy, after, f"stream L{layer}")
-
-    def release(self, layer: int, done: Event) -> None:
-        """Marks the half of the layer as used until `done`."""
-        self._last_use[layer % 2] = done
-
-
-def prefill(spec: ModelSpec, target: TargetPass, stream: LayerStream, timeline: Timeline) -> Sequence[Output]:
-    """Issues a target pass over a whole prompt; returns its outputs (see `Model.target_pass`), perhaps in flight."""
-    arrivals = [stream.fetch(layer) for layer in range(min(2, stream.num_layers))]
-    experts = range(spec.num_experts)
-    for layer in range(spec.num_layers):
-        timeline.compute(_ATTEND, partial(target.attend_and_route, layer))
-        moe_layer = layer - spec.num_dense_layers
-        if moe_layer < 0:
-            continue
-        run = partial(target.run_experts, layer, experts, stream.slots(moe_layer))
-        _, done = timeline.compute(_EXPERTS, run, after=(arrivals[moe_layer],))
-        stream.release(moe_layer, done)
-        timeline.compute(_COMBINE, partial(target.combine, layer))
-        if moe_layer + 2 < stream.num_layers:
-            arrivals.append(stream.fetch(moe_layer + 2))
-    outputs, _ = timeline.compute(_HEAD, target.outputs)
-    return outputs
