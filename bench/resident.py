@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
+import time
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from baselines.transformers_offload import load_eager
 from bench import agreement, int4
-from bench.eager import EXPERTS, decode_eager
-from bench.report import Report, Row, StepBytes, device_ms, ms_at
+from bench.report import MIN_REPEATS, Report, Row, Sample, StepBytes, device_ms, ms_at
 from bench.streaming import SHORT_PROMPT
 from specter.models.cuda.arena import open_arena
 from specter.models.cuda.draft import Draft, UnfusedDraft
-from specter.models.cuda.graphs import Graph
 from specter.models.cuda.loaded_model import DTYPE, LoadedModel
 from specter.models.cuda.memory import DeviceBudget
+from specter.models.cuda.no_gc import no_gc
+from specter.models.cuda.passes import Graph
 from specter.models.cuda.target import Target
 from specter.models.cuda.weights import GpuKVCache
 
@@ -28,6 +32,33 @@ CAPACITY = 512  # KV positions
 VERIFY_ROWS = 17  # K = 16
 DRAFT_STEPS = 16
 EAGER_STEPS, EAGER_REPEATS = 8, 9
+EXPERTS = ("grouped_mm", "eager")  # transformers' implementations of routed experts: its default, and a loop
+
+
+@torch.inference_mode()
+def decode_eager(
+    model: Any, prompt: Sequence[int], num_steps: int, experts: str, repeats: int = MIN_REPEATS, warmup: int = 3
+) -> tuple[list[int], Sample]:
+    """Greedy tokens of transformers' own model after `prompt`, and ms per token, everything resident.
+
+    Each repeat is `num_steps` one-token passes in a row. A pass is thousands of launches from Python, so the host
+    dominates. Warm-up passes pick kernels and grow pools.
+    """
+    device = model.device
+    model.set_experts_implementation(experts)
+    out = model(torch.tensor([list(prompt)], device=device), use_cache=True, logits_to_keep=1)
+    cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
+    tokens, values = [int(token)], []
+    gc.collect()
+    with no_gc():
+        for repeat in range(warmup + repeats):
+            start = time.perf_counter()
+            for _ in range(num_steps):
+                token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+                tokens.append(int(token))
+            if repeat >= warmup:
+                values.append((time.perf_counter() - start) / num_steps * 1e3)
+    return tokens, Sample(tuple(values))
 
 
 class ResidentBench:

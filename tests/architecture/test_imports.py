@@ -25,7 +25,7 @@ ROOMS = (
     ("policies", ["specter.experts", "specter.speculation"]),
     ("configuration", ["specter.config", "specter.floors", "specter.recording"]),
     ("tokens from logits", ["specter.speculation.sampling"]),
-    ("what a run needs", ["specter.memory", "specter.resolve", "specter.prompts", "specter.load_plan"]),
+    ("what a run needs", ["specter.memory", "specter.resolve", "specter.prompts"]),
     ("the engine", ["specter.engine"]),
     ("one input", ["specter.metrics", "specter.session"]),
     ("models that compute", ["specter.models.cpu", "specter.models.inflation", "specter.models.cuda"]),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines.transformers_offload import load_eager
-from bench.eager import EXPERTS, decode_eager
+from bench.resident import EXPERTS, decode_eager
 from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
 from tests.helpers import FAMILIES, open_live, run_pass, write_random

@@ -22,7 +22,7 @@ from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
 from specter.kernels.device import Launch, Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
-from specter.models.cuda.sampling import DeviceSampling
+from specter.models.cuda.runner import DeviceSampling
 from specter.models.routing import top_k
 from specter.quantize.rtn import quantize_rtn
 from specter.speculation.noise import gumbel

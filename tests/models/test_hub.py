@@ -19,9 +19,8 @@ from safetensors.torch import save_file
 from specter import hub
 from specter.errors import SpecterError
 from specter.experts.store import ExpertStore, RawCodec
-from specter.load_plan import LoadPlan
 from specter.models.checkpoint import INDEX_FILE, Checkpoint, write_checkpoint
-from specter.models.cpu.live import LiveModel
+from specter.models.cpu.live import LiveModel, LoadPlan
 from specter.models.hub_config import config_of
 from specter.models.names import expected_shapes
 from specter.models.spec import ModelSpec

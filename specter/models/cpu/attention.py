@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from specter.kernels import Product, tiled_product
-from specter.models.cpu.kv_cache import KEY_BLOCK, KVCache
-from specter.models.cpu.scratch import Scratch
+from specter.models.cpu.buffers import KEY_BLOCK, KVCache, Scratch
 from specter.models.elementwise import add_bias, inverse_rms
 from specter.models.weights import LATENT_NORM_EPS, AttentionWeights, RotaryPairs
 

@@ -22,8 +22,7 @@ from specter.experts.slots import SlotArena
 from specter.kernels import Product, gated_, product, tiled_product
 from specter.models.base import Choose, FinishedStep, Output, Routing
 from specter.models.cpu.attention import Span, attend
-from specter.models.cpu.kv_cache import KVCache
-from specter.models.cpu.scratch import ExpertScratch, Scratch
+from specter.models.cpu.buffers import ExpertScratch, KVCache, Scratch
 from specter.models.elementwise import add_bias, affine, norm
 from specter.models.rope import check_prompt
 from specter.models.routing import choose, route

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.models.cpu.buffers import KEY_BLOCK
 from specter.models.cpu.decoder import Decoder
-from specter.models.cpu.kv_cache import KEY_BLOCK
 
 _MAX_SLOTS = 8
 _SEED = 0

@@ -1,18 +1,20 @@
-"""A model on the CPU: checkpoint, store and decoder, which run inputs under any budget."""
+"""A model on the CPU: checkpoint, store and decoder, which run inputs under any budget, and the memory to load it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
 from rich.progress import Progress
+from rich.table import Table
 
 from specter.config import SystemConfig
+from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
-from specter.load_plan import LoadPlan
 from specter.models.checkpoint import Checkpoint
 from specter.models.cpu.decoder import Decoder
 from specter.models.cpu.invariance import invariance_check
@@ -26,6 +28,69 @@ from specter.speculation.sampling import build_sampler
 
 RESIDENT = SystemConfig(name="resident", eviction="resident")  # plain decoding with every expert in a slot
 DTYPE = torch.float32  # represents a checkpoint's int8 or BF16 values exactly
+MARGIN = 1.1  # of memory: one expert while loading, the folding of one layer, the allocator
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Host memory by part, for a checkpoint whose structure has been checked."""
+
+    checkpoint: Checkpoint
+    part_bytes: dict[str, int]
+    available_bytes: int
+
+    @classmethod
+    def build(
+        cls,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        *,
+        has_draft: bool,
+        slot_bytes: int,
+        kv_capacity: int,
+        available: Callable[[], int] = lambda: psutil.virtual_memory().available,
+    ) -> LoadPlan:
+        """For a model that runs on the host: store, shared weights, slots and KV in `dtype`, the draft dequantized."""
+        spec, size, name = checkpoint.spec, dtype.itemsize, str(dtype).removeprefix("torch.")
+        experts = spec.experts_params * size
+        draft = {f"draft: the same from INT4, dequantized to {name}": experts} if has_draft else {}
+        parts = {
+            f"store: {spec.num_moe_layers} x {spec.num_experts} experts, {name}": experts,
+            **draft,
+            f"shared weights, {name}": spec.non_expert_params * size,
+            "slots": slot_bytes,
+            f"KV cache of {kv_capacity} positions": spec.num_layers * kv_capacity * spec.kv_width * size,
+        }
+        return cls(checkpoint, parts, available())
+
+    @property
+    def source(self) -> str:
+        spec = self.checkpoint.spec
+        return f"{spec.name} ({spec.family}) from {self.checkpoint.directory}"
+
+    @property
+    def needed_bytes(self) -> int:
+        return round(MARGIN * sum(self.part_bytes.values()))
+
+    def check(self) -> None:
+        """Raises SpecterError if the host has too little memory."""
+        if self.needed_bytes > self.available_bytes:
+            raise SpecterError(
+                f"{self.source} needs {self.needed_bytes / 1e9:.1f} GB of host memory, "
+                f"{self.available_bytes / 1e9:.1f} GB are available",
+                "use a machine with more memory, a smaller checkpoint, or a stand-in (model=deepseek_v2_lite)",
+            )
+
+    def table(self) -> Table:
+        """The plan as a table to print."""
+        sizes = self.checkpoint.stored_bytes.items()
+        stored = ", ".join(f"{size / 1e9:.2f} GB {dtype}" for dtype, size in sorted(sizes))
+        table = Table(title=self.source, show_header=False, title_justify="left")
+        table.add_row("on disk, all tensors there", f"{stored} in {self.checkpoint.num_files} files")
+        for part, num_bytes in self.part_bytes.items():
+            table.add_row(part, f"{num_bytes / 1e9:.2f} GB")
+        table.add_row("host memory needed", f"{self.needed_bytes / 1e9:.2f} of {self.available_bytes / 1e9:.2f} GB")
+        return table
 
 
 @dataclass(slots=True)
@@ -43,20 +108,16 @@ class LiveModel:
         config = run.config
         checkpoint = Checkpoint.open(config.model.checkpoint)
         spec = checkpoint.spec
-        slot_bytes = run.num_slots * spec.expert_params * DTYPE.itemsize
+        speculates, slot_bytes = config.system.speculative, run.num_slots * spec.expert_params * DTYPE.itemsize
         plan = LoadPlan.build(
-            checkpoint,
-            DTYPE,
-            has_draft=config.system.speculative,
-            slot_bytes=slot_bytes,
-            kv_capacity=config.kv_capacity,
+            checkpoint, DTYPE, has_draft=speculates, slot_bytes=slot_bytes, kv_capacity=config.kv_capacity
         )
         if config.model.checkpoint_kind == "hub":
             progress.console.print(plan.table())
         plan.check()
         notes = {"checkpoint_digest": checkpoint.digest()}
         draft = None
-        if config.system.speculative:
+        if speculates:
             notes["draft_origin"] = check_draft_origin(Path(config.model.quantized), checkpoint)
             draft = read_directory(Path(config.model.quantized), spec)
             if draft.num_ignored:

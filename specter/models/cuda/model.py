@@ -18,8 +18,7 @@ from specter.models.cuda.arena import WriteBack
 from specter.models.cuda.loaded_model import LoadedModel, load_model
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.no_gc import no_gc
-from specter.models.cuda.runner import ModelRunner, RunnerOptions
-from specter.models.cuda.sampling import DeviceSampling
+from specter.models.cuda.runner import DeviceSampling, ModelRunner, RunnerOptions
 from specter.models.cuda.target import OUTPUT_ROWS
 from specter.models.cuda.weights import OwnMemory
 from specter.records import Generation

@@ -1,4 +1,4 @@
-"""Passes of the target behind the engine's `TargetPass`; outputs are tokens.
+"""Passes of the target behind the engine's `TargetPass`, as CUDA graphs or kernel by kernel; outputs are tokens.
 
 What a method returns lies in page-locked memory and is valid once the event of its work has happened.
 """
@@ -10,19 +10,42 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from specter.kernels.pinned_io import copy_pinned
 from specter.models.base import Output, Routing
-from specter.models.cuda.graphs import Graph
 from specter.models.cuda.target import OUTPUT_ROWS
 
 if TYPE_CHECKING:
     from specter.models.cuda.runner import ModelRunner
 
 Key = tuple[str, int, int]  # part of a pass, layer, rows launched
-Graphs = Mapping[Key, Graph]
 Part = tuple[str, int, Callable[[], object]]  # a part of a pass, its layer, and its launch; one graph each
+_WARMUP_RUNS = 2  # compiles kernels and lets libraries allocate, neither of which is allowed in a capture
+
+
+class Graph:
+    """A captured `run`, which reads and writes fixed buffers.
+
+    Warm-up executes `run` too: capture between prompts, and reset the counters that it changes.
+    """
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARMUP_RUNS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            run()
+
+    def replay(self) -> None:
+        """Replays once on the current stream."""
+        self._graph.replay()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +53,7 @@ class WavePass:
     """A `TargetPass` in waves. Captured parts are replayed, the others launched kernel by kernel."""
 
     runner: ModelRunner
-    graphs: Graphs
+    graphs: Mapping[Key, Graph]
     num_rows: int
     num_launched: int  # with padding
     num_outputs: int

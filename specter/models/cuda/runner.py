@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specter.config import SamplingConfig
 from specter.errors import SpecterError
 from specter.kernels.pinned_io import PinnedRing, copy_pinned, pinned_zeros
 from specter.models.base import Choose, Proposal, TargetPass
 from specter.models.cuda.arena import make_mover, open_arena
 from specter.models.cuda.draft import Draft, UnfusedDraft
-from specter.models.cuda.graphs import Graph
 from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
-from specter.models.cuda.passes import Key, ResidentPass, WavePass
-from specter.models.cuda.sampling import GREEDY, DeviceSampling
+from specter.models.cuda.passes import Graph, Key, ResidentPass, WavePass
 from specter.models.cuda.target import OUTPUT_ROWS, Target
 from specter.models.cuda.weights import GpuKVCache, GpuWeights, OwnMemory
 from specter.models.rope import check_prompt
@@ -35,6 +34,33 @@ from specter.models.spec import ExpertId
 # Slot tables that the host writes ahead. It waits for every layer's router: at most two layers of one-expert waves.
 _NUM_TABLES = 512
 _NUM_LINK_COPIES, _NUM_WARMUP_COPIES = 100, 3  # of one measurement of the link
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSampling:
+    """The `seed` and `temperature` of draft and target; greedy if `temperature` is None."""
+
+    seed: int = 0
+    temperature: float | None = None
+
+    @classmethod
+    def of(cls, sampling: SamplingConfig) -> DeviceSampling:
+        """Raises SpecterError: top-k, top-p or rejection sampling, which need logits on the host at every step."""
+        if sampling.kind == "greedy":
+            return cls()
+        checks = {"kind": sampling.kind != "seeded", "top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1.0}
+        given = [
+            f"sampling.{name}={getattr(sampling, name)}" for name, is_unsupported in checks.items() if is_unsupported
+        ]
+        if given:
+            raise SpecterError(
+                f"{', '.join(given)} cannot be done inside a step on the device",
+                "use sampling=greedy, or sampling=seeded with top_k=0 and top_p=1",
+            )
+        return cls(sampling.seed, sampling.temperature)
+
+
+GREEDY = DeviceSampling()
 
 
 @dataclass(frozen=True, slots=True)
