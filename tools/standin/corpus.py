@@ -120,14 +120,8 @@ def _documents(packages: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
             for document in read_source(source, Path(folder)):
                 yield source.package, document
         version = subprocess.run(["dpkg-deb", "-f", deb, "Version"], check=True, capture_output=True, text=True)
-        packages.append(
-            {
-                "package": source.package,
-                "version": version.stdout.strip(),
-                "sha256": hashlib.sha256(deb.read_bytes()).hexdigest(),
-                "files": source.pattern,
-            }
-        )
+        origin = {"version": version.stdout.strip(), "sha256": hashlib.sha256(deb.read_bytes()).hexdigest()}
+        packages.append({"package": source.package, **origin, "files": source.pattern})
     for document in read_python_library():
         yield "cpython-stdlib", document
     packages.append({"package": "cpython-stdlib", "version": platform.python_version(), "files": "**/*.py"})
@@ -140,8 +134,7 @@ def build_corpus(vocab: int = Options.vocab) -> dict[str, Any]:
     num_chars: dict[str, int] = {}
     documents: list[str] = []
     for name, raw in _documents(packages):
-        document = unique(raw)
-        if document is not None:
+        if (document := unique(raw)) is not None:
             documents.append(document)
             num_chars[name] = num_chars.get(name, 0) + len(document)
     # Sorting by hash is a shuffle that does not depend on the order of the sources.

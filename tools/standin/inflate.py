@@ -20,11 +20,12 @@ from torch import Tensor
 from specter.arguments import run_command
 from specter.errors import SpecterError
 from specter.files import replacing_directory, write_json
-from specter.models.checkpoint import INDEX_FILE, Checkpoint
+from specter.models.checkpoint import Checkpoint
 from specter.models.full_size import FULL_SIZE
 from specter.models.hub_config import config_of
 from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.models.names import on_hub
+from specter.quantize.gptq_writer import write_index
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_BYTES = 4 * 2**30
@@ -53,7 +54,6 @@ class Options:
 
 def write_shards(directory: Path, tensors: Iterable[tuple[str, Tensor]], progress: Progress, max_bytes: int) -> None:
     """Writes a stream of tensors to safetensors shards of at most `max_bytes`, and their index."""
-    task = progress.tasks[0].id
     weight_map: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
     shard_bytes = total_bytes = num_shards = 0
@@ -73,10 +73,9 @@ def write_shards(directory: Path, tensors: Iterable[tuple[str, Tensor]], progres
         shard[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
         shard_bytes += tensor.nbytes
         total_bytes += tensor.nbytes
-        progress.advance(task, tensor.nbytes)
+        progress.advance(progress.task_ids[0], tensor.nbytes)
     flush()
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    write_json(directory / INDEX_FILE, index)
+    write_index(directory, weight_map, total_bytes)
 
 
 def run(options: Options) -> None:

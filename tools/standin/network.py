@@ -1,7 +1,6 @@
 """A training network of any family: weights stacked over layers, routed experts as one tensor per layer.
 
-Equal to transformers' models (tests/tools_standin). A training step is a few hundred kernels of static shape, which fit
-one CUDA graph.
+A training step is a few hundred kernels of static shape, which fit one CUDA graph.
 
 Dims: B sequences of T tokens, D hidden, F expert intermediate, E experts, L layers, V vocabulary (docs/structure.md).
 """
@@ -29,7 +28,7 @@ Experts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 ROUTED = ("gate_up", "down")  # INT4 in the draft
 
 
-# Weight -> Specter's name (see specter/models/names.py), of the model or within a layer.
+# Weight -> Specter's name (see specter/models/names.py), of the model or within a layer
 MODEL = {
     "embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight",
     "norm_bias": "model.norm.bias", "head_bias": "lm_head.bias",
@@ -93,20 +92,12 @@ def init_weights(spec: ModelSpec, seed: int, device: str = "cpu") -> Weights:
     return weights
 
 
-class MoeOutput(NamedTuple):
-    """x [B, T, D] fp32; ids [B * T, k] of the chosen experts, unordered; balance: the load loss, 1 at best."""
+class Output(NamedTuple):
+    """Of a MoE layer, or of the network (ids stacked over its MoE layers, balance their mean)."""
 
-    x: Tensor
-    ids: Tensor
-    balance: Tensor
-
-
-class NetworkOutput(NamedTuple):
-    """hidden [B, T, D] after the last norm; ids [L_moe, B * T, k]; balance: mean load loss of the MoE layers."""
-
-    hidden: Tensor
-    ids: Tensor
-    balance: Tensor
+    x: Tensor  # [B, T, D] fp32; of the network after the last norm
+    ids: Tensor  # [B * T, k] of the chosen experts, unordered
+    balance: Tensor  # the load loss, 1 at best
 
 
 def experts_dense(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -177,9 +168,7 @@ class Network:
     """The forward pass over working copies of the weights (matrices in the compute type, norms and routers fp32).
 
     Args:
-        spec: the model.
         num_positions: T of every batch.
-        experts: `experts_dense` or `experts_grouped`.
         compiled: fuse each kind of layer with torch.compile (one compilation serves all layers).
     """
 
@@ -198,7 +187,7 @@ class Network:
         self._dense_layer, self._moe_layer = wrap(self._run_dense_layer), wrap(self._run_moe_layer)
         self.head_loss, self.head_losses = wrap(self._run_head_loss), wrap(self._run_head_losses)
 
-    def __call__(self, work: Weights, tokens: Tensor) -> NetworkOutput:
+    def __call__(self, work: Weights, tokens: Tensor) -> Output:
         """tokens int64 [B, T]; the norm before lm_head is applied."""
         # The backward pass of index_select, unlike that of F.embedding, does not synchronise: it can be captured.
         x = work["embed"].index_select(0, tokens.flatten()).view(*tokens.shape, -1).float()
@@ -208,17 +197,16 @@ class Network:
             if layer < len(dense):
                 x = self._dense_layer(x, attention[layer], dense[layer])
             else:
-                out = self._moe_layer(x, attention[layer], moe[layer - len(dense)])
-                x = out.x
-                routing.append(out.ids)
-                balance.append(out.balance)
-        hidden = norm(self.spec, x, work["norm"], work.get("norm_bias"))
-        return NetworkOutput(hidden, torch.stack(routing), torch.stack(balance).mean())
+                x, ids, load = self._moe_layer(x, attention[layer], moe[layer - len(dense)])
+                routing.append(ids)
+                balance.append(load)
+        x = norm(self.spec, x, work["norm"], work.get("norm_bias"))
+        return Output(x, torch.stack(routing), torch.stack(balance).mean())
 
     def logits(self, work: Weights, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """fp32 logits [B, T, V] and routing [L_moe, B * T, k]."""
         out = self(work, tokens)
-        return _head(out.hidden, work["head"], work.get("head_bias")), out.ids
+        return _head(out.x, work["head"], work.get("head_bias")), out.ids
 
     def _run_head_loss(self, hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         return F.cross_entropy(_head(hidden, head, bias).flatten(0, 1), targets.flatten())
@@ -237,7 +225,7 @@ class Network:
         x, h = self._attend(x, attention)
         return x + gated(h, *weights).float()
 
-    def _run_moe_layer(self, x: Tensor, attention: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> MoeOutput:
+    def _run_moe_layer(self, x: Tensor, attention: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Output:
         named = dict(zip(self._moe, weights, strict=True))
         x, h = self._attend(x, attention)
         rows = h.flatten(0, 1)
@@ -253,7 +241,7 @@ class Network:
             if self.spec.shared_gate:
                 shared = shared * F.linear(h, named["shared_sigmoid"]).sigmoid()
             x = x + shared.float()
-        return MoeOutput(x, ids, balance)
+        return Output(x, ids, balance)
 
     def _attend(self, x: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Adds attention to the residual x [B, T, D] fp32; returns it and its normed copy for the MLP."""

@@ -39,22 +39,17 @@ SOURCES = tuple(Source(**source) for source in yaml.safe_load(Path(__file__).wit
 
 def strip_markup(text: str) -> str:
     """The readable text of an HTML or Mallard page."""
-    text = _DROPPED_HTML.sub("", text)
-    text = _TAG.sub("", _BLOCK_TAG.sub("\n", text))
-    text = html.unescape(text).replace("\xa0", " ")
-    return re.sub(r"\n\s*\n+", "\n\n", text).strip()
+    text = _TAG.sub("", _BLOCK_TAG.sub("\n", _DROPPED_HTML.sub("", text)))
+    return re.sub(r"\n\s*\n+", "\n\n", html.unescape(text).replace("\xa0", " ")).strip()
 
 
 def is_english(text: str) -> bool:
     """Whether common English words are 8 % or more of the words and nearly all characters are ASCII."""
-    words = re.findall(r"[A-Za-z]+", text[:20000].lower())
-    common = sum(word in {"the", "of", "to", "a", "and", "is", "in", "that", "for", "it"} for word in words)
-    return len(words) > 40 and common >= 0.08 * len(words) and _ascii_share(text) > 0.97
-
-
-def _ascii_share(text: str) -> float:
     head = text[:20000]
-    return sum(character < "\x80" for character in head) / max(len(head), 1)
+    words = re.findall(r"[A-Za-z]+", head.lower())
+    common = sum(word in {"the", "of", "to", "a", "and", "is", "in", "that", "for", "it"} for word in words)
+    num_ascii = sum(character < "\x80" for character in head)
+    return len(words) > 40 and common >= 0.08 * len(words) and num_ascii > 0.97 * len(head)
 
 
 def _grouped(pieces: list[str], separator: str = "\n\n", size: int = 6000) -> Iterator[str]:
@@ -71,23 +66,9 @@ def _grouped(pieces: list[str], separator: str = "\n\n", size: int = 6000) -> It
         yield separator.join(group)
 
 
-def _html(text: str) -> Iterator[str]:
-    plain = strip_markup(text)
-    if is_english(plain):
-        yield plain
-
-
-def _entries(text: str) -> Iterator[str]:
-    return _grouped([text[start : start + 6000] for start in range(0, len(text), 6000)])
-
-
 def _glosses(text: str) -> Iterator[str]:
-    lines = [line for line in text.splitlines() if " | " in line]
-    pieces = []
-    for line in lines:
-        words, gloss = line.split(" | ", 1)
-        pieces.append(f"{words.split()[4].replace('_', ' ')}: {gloss.strip()}.")
-    return _grouped(pieces, "\n")
+    pairs = [line.split(" | ", 1) for line in text.splitlines() if " | " in line]
+    return _grouped([f"{words.split()[4].replace('_', ' ')}: {gloss.strip()}." for words, gloss in pairs], "\n")
 
 
 def _dialogue(text: str) -> Iterator[str]:
@@ -97,8 +78,8 @@ def _dialogue(text: str) -> Iterator[str]:
 
 _READERS: dict[str, Callable[[str], Iterator[str]]] = {
     "plain": lambda text: iter([text]),
-    "html": _html,
-    "entries": _entries,
+    "html": lambda text: filter(is_english, (strip_markup(text),)),
+    "entries": lambda text: _grouped([text[start : start + 6000] for start in range(0, len(text), 6000)]),
     "glosses": _glosses,
     "dialogue": _dialogue,
     "fortunes": lambda text: _grouped(re.split(r"\n%\n", text)),
@@ -106,9 +87,7 @@ _READERS: dict[str, Callable[[str], Iterator[str]]] = {
 
 
 def _read(path: Path) -> str:
-    raw = path.read_bytes()
-    if path.suffix in (".gz", ".dz"):
-        raw = gzip.decompress(raw)
+    raw = gzip.decompress(path.read_bytes()) if path.suffix in (".gz", ".dz") else path.read_bytes()
     return raw.decode("utf-8", errors="ignore").replace("\r\n", "\n")
 
 
@@ -123,10 +102,8 @@ def read_source(source: Source, root: Path) -> Iterator[str]:
             f"{source.package}: no file matches {source.pattern}", "adapt its entry in tools/standin/sources.yaml"
         )
     taken = 0
-    for path in paths:
-        for document in _READERS[source.kind](_read(path)):
-            if len(document) < MIN_DOCUMENT_CHARS:
-                continue
+    for document in (document for path in paths for document in _READERS[source.kind](_read(path))):
+        if len(document) >= MIN_DOCUMENT_CHARS:
             taken += len(document)
             if taken > source.max_chars:
                 return
@@ -148,8 +125,8 @@ def fetch_package(package: str, folder: Path) -> Path:
     Raises SpecterError: apt or the package is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = sorted(folder.glob(f"{package}_*.deb"))
-    if not found:
+    pattern = f"{package}_*.deb"
+    if not any(folder.glob(pattern)):
         try:
             subprocess.run(["apt-get", "download", "-q", package], cwd=folder, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -157,5 +134,4 @@ def fetch_package(package: str, folder: Path) -> Path:
                 f"cannot download the Debian package {package}: {error}",
                 "run on Debian 12 (or a container of it) after `apt-get update`",
             ) from None
-        found = sorted(folder.glob(f"{package}_*.deb"))
-    return found[-1]
+    return max(folder.glob(pattern))

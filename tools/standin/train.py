@@ -17,7 +17,7 @@ from torch import Tensor
 from baselines.transformers_offload import load_eager
 from specter.arguments import run_command
 from specter.errors import SpecterError
-from specter.files import write_json
+from specter.files import read_object, write_json
 from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
 from specter.quantize.calibration import ROOT, TOKENIZER
@@ -139,10 +139,9 @@ def run(options: Options) -> None:
         print("building the corpus and the tokenizer first", flush=True)
         build_corpus()
     arrays = load_tokens(options.data)
-    sources = options.data.parent / "corpus.json"
-    if not sources.is_file():
-        raise SpecterError(f"no {sources}", "keep corpus.json, which names the text's sources, beside the tokens")
-    corpus = json.loads(sources.read_text())
+    corpus = read_object(
+        options.data.parent / "corpus.json", "keep corpus.json, which names the text's sources, beside the tokens"
+    )
     tokens = {name: torch.from_numpy(values.astype("int32")).to(options.device) for name, values in arrays.items()}
     print({name: len(values) for name, values in tokens.items()}, flush=True)
     trainer, timings = pick_variant(spec, settings, options.device, tokens["train"], options.variant)
@@ -163,7 +162,7 @@ def run(options: Options) -> None:
 
     start = time.perf_counter()
     num_steps = train(trainer, tokens["train"], check, report, max_steps=options.steps or None)
-    train_seconds = time.perf_counter() - start
+    train_s = round(time.perf_counter() - start, 1)
     save_standin(trainer.weights, spec, out)
     record: dict[str, Any] = {
         "trained": True,
@@ -173,7 +172,7 @@ def run(options: Options) -> None:
         "torch": torch.__version__,
         "settings": dataclasses.asdict(settings),
         "step_ms": timings,
-        "train_seconds": round(train_seconds, 1),
+        "train_seconds": train_s,
         "num_steps": num_steps,
         "num_tokens_seen": num_steps * settings.batch * settings.length,
         "loss_curve": [dataclasses.asdict(point) for point in curve],

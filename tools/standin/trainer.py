@@ -13,16 +13,8 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
-from tools.standin.network import (
-    ROUTED,
-    Network,
-    Weights,
-    experts_dense,
-    experts_grouped,
-    init_weights,
-    noisy_experts,
-    working_copy,
-)
+from tools.standin import network
+from tools.standin.network import ROUTED, Network, Weights, noisy_experts, working_copy
 
 
 @dataclass(frozen=True)
@@ -89,10 +81,10 @@ class Trainer:
     def __init__(self, spec: ModelSpec, settings: TrainSettings, device: str, variant: StepVariant) -> None:
         self.spec, self.settings, self.device = spec, settings, device
         self.weights: Weights = {
-            name: weight.requires_grad_() for name, weight in init_weights(spec, settings.seed, device).items()
+            name: weight.requires_grad_() for name, weight in network.init_weights(spec, settings.seed, device).items()
         }
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        experts = experts_grouped if variant.grouped else experts_dense
+        experts = network.experts_grouped if variant.grouped else network.experts_dense
         self._network = Network(spec, settings.length, device, experts, variant.compiled)
         self.lr = torch.tensor(0.0, device=device)
         self._batch = torch.zeros(settings.batch, settings.length + 1, dtype=torch.int64, device=device)
@@ -131,16 +123,16 @@ class Trainer:
         return cross_entropy, balance, consistency
 
     def _run_step(self, consistent: bool) -> None:
-        network, tokens, targets = self._network, self._batch[:, :-1], self._batch[:, 1:]
+        run, tokens, targets = self._network, self._batch[:, :-1], self._batch[:, 1:]
         work = working_copy(self.weights, self.dtype)
         head, bias = work["head"], work.get("head_bias")
         if consistent:
             noisy = work | noisy_experts(self.weights, self.dtype)
-            out, noisy_out = network(work, tokens), network(noisy, tokens)
-            cross_entropy, consistency = network.head_losses(out.hidden, noisy_out.hidden, head, bias, targets)
+            out, noisy_out = run(work, tokens), run(noisy, tokens)
+            cross_entropy, consistency = run.head_losses(out.x, noisy_out.x, head, bias, targets)
         else:
-            out = network(work, tokens)
-            cross_entropy = network.head_loss(out.hidden, head, bias, targets)
+            out = run(work, tokens)
+            cross_entropy = run.head_loss(out.x, head, bias, targets)
             consistency = torch.zeros_like(cross_entropy)
         self._update(cross_entropy, out.balance, consistency)
 
