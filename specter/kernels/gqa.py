@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.kernels.device import TILE, pow2, wait_previous
-from specter.kernels.partials import MASKED, Partials, merge
+from specter.kernels.partials import MASKED, Partials
 from specter.models.spec import ModelSpec
 
 
@@ -39,10 +39,7 @@ class Heads:
 
     @classmethod
     def of(cls, spec: ModelSpec, scale: float) -> Heads:
-        """
-        Raises:
-            SpecterError: the head width is not supported.
-        """
+        """Raises SpecterError: the head width is not supported."""
         if spec.rope_dim < TILE or spec.rope_dim != pow2(spec.rope_dim):
             raise SpecterError(
                 f"{spec.name} has heads of {spec.rope_dim} channels; the device's kernels support powers of two "
@@ -150,8 +147,3 @@ def attend(heads: Heads, qkv: Tensor, cache: Tensor, position: Tensor, partials:
         H=heads.num_heads, HK=heads.num_keys, W=heads.width, SPLITS=num_splits, SPLIT=heads.split, BLOCK_G=group,
         BLOCK_M=block, MASKED=MASKED, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def combine(heads: Heads, partials: Partials, position: Tensor, out: Tensor, pdl: bool) -> None:
-    """out [T, H * W]: attention output from the partial sums."""
-    merge(partials, position, out, heads.split, pdl)

@@ -36,8 +36,7 @@ _RUN = 32  # channels in 16 bytes of codes
 def pack_matrices(matrices: Int4Matrices) -> tuple[Tensor, Tensor]:
     """(words, scales) of matrices [..., N, K], in the layout of the module's header.
 
-    Raises:
-        SpecterError: K or the group is not a multiple of 32.
+    Raises SpecterError: K or the group is not a multiple of 32.
     """
     num_in = matrices.codes.shape[-1]
     if matrices.group % _RUN or num_in % _RUN:

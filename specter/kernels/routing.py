@@ -29,10 +29,7 @@ class Rule:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Rule:
-        """
-        Raises:
-            SpecterError: the router is not supported.
-        """
+        """Raises SpecterError: the router is not supported."""
         if spec.num_groups > 1:
             raise SpecterError(
                 f"{spec.name} chooses experts from {spec.top_groups} of {spec.num_groups} groups, which the device's "

@@ -122,7 +122,17 @@ class Selection:
         tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         return cls(num_tokens, torch.zeros(shape, device=device), tokens, seed, temperature)
 
-    def _scan(self, logits: Tensor, position: Tensor, pdl: bool) -> None:
+    def choose(self, logits: Tensor, position: Tensor, out: Tensor, pdl: bool) -> None:
+        """out int32 [T]: token of row t, at position + t + 1, from logits fp32 [T, V]; position int32 [1]."""
+        self._run(logits, out, out, position, position, False, pdl)
+
+    def advance(self, logits: Tensor, out: Tensor, feed: Tensor, position: Tensor, step: Tensor, pdl: bool) -> None:
+        """Stores one row's token in out[step] and feed[0], then increments position and step (int32 [1])."""
+        self._run(logits, out, feed, position, step, True, pdl)
+
+    def _run(
+        self, logits: Tensor, out: Tensor, feed: Tensor, position: Tensor, step: Tensor, advance: bool, pdl: bool
+    ) -> None:
         num_rows, vocab = logits.shape
         num_blocks = self.peaks.shape[1]
         _scan[(num_blocks, num_rows)](
@@ -130,22 +140,7 @@ class Selection:
             LIMIT=self.num_tokens, BLOCKS=num_blocks, BLOCK_V=_BLOCK_V, SAMPLED=self.temperature is not None, PDL=pdl,
             num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
-
-    def _decide(
-        self, num_rows: int, out: Tensor, feed: Tensor, position: Tensor, step: Tensor, advance: bool, pdl: bool
-    ) -> None:
-        num_blocks = self.peaks.shape[1]
-        _decide[(num_rows,)](
+        _decide[(1 if advance else num_rows,)](
             self.peaks, self.tokens, out, feed, position, step, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),
             ADVANCE=advance, PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
-
-    def choose(self, logits: Tensor, position: Tensor, out: Tensor, pdl: bool) -> None:
-        """out int32 [T]: token of row t, at position + t + 1, from logits fp32 [T, V]; position int32 [1]."""
-        self._scan(logits, position, pdl)
-        self._decide(logits.shape[0], out, out, position, position, False, pdl)
-
-    def advance(self, logits: Tensor, out: Tensor, feed: Tensor, position: Tensor, step: Tensor, pdl: bool) -> None:
-        """Stores one row's token in out[step] and feed[0], then increments position and step (int32 [1])."""
-        self._scan(logits, position, pdl)
-        self._decide(1, out, feed, position, step, True, pdl)

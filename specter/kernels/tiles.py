@@ -103,30 +103,18 @@ def _residual(
 
 
 def linear_residual(
-    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, launch: Launch, pdl: bool, bias: Tensor | None = None
-) -> None:
-    """stream += x W^T + bias: x [T, K], W [D, K], bias [D]; gain [D] of the next norm."""
-    _launch_residual(x, w, bias, None, stream, gain, stream.x, stream.x, 0, launch, pdl)
-
-
-def linear_combine(
-    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, results: Tensor, weights: Tensor, launch: Launch, pdl: bool,
-    gates: Tensor | None = None,
+    x: Tensor, w: Tensor, stream: Stream, gain: Tensor, launch: Launch, pdl: bool, bias: Tensor | None = None,
+    experts: tuple[Tensor, Tensor] | None = None, gates: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """stream += sigmoid(gates) x W^T + sum over rank r of weights[t, r] * results[t, r], in rank order.
+    """stream += sigmoid(gates) x W^T + bias + sum over rank r of weights[t, r] * results[t, r], in rank order.
 
     Args:
-        x: [T, K]; K is 0 without a shared expert. results: fp32 [T, k, D]. weights: fp32 [T, k].
-        gates: fp32 [T] of any stride; None: factor 1.
+        x: [T, K]; K is 0 without a shared expert. w: [D, K]. gain: [D] of the next norm. bias: [D].
+        experts: (results fp32 [T, k, D], weights fp32 [T, k]). gates: fp32 [T] of any stride; None: factor 1.
     """
-    _launch_residual(x, w, None, gates, stream, gain, results, weights, weights.shape[1], launch, pdl)
-
-
-def _launch_residual(
-    x: Tensor, w: Tensor, bias: Tensor | None, gates: Tensor | None, stream: Stream, gain: Tensor, results: Tensor,
-    weights: Tensor, top_k: int, launch: Launch, pdl: bool,
-) -> None:  # fmt: skip
     num_out, num_in = w.shape
+    results, weights = experts or (stream.x, stream.x)
+    top_k = weights.shape[1] if experts else 0
     _residual[(triton.cdiv(x.shape[0], TILE), triton.cdiv(num_out, launch.block_n))](
         x, w, gain if bias is None else bias, stream.x if gates is None else gates, stream.x, gain, stream.scaled,
         stream.squares, results, weights, x.shape[0], N=num_out, K=num_in, TOP_K=top_k, BIAS=bias is not None,

@@ -13,6 +13,7 @@ from specter.kernels import gqa, grouped_mlp, int4_moe, skinny, tiles
 from specter.kernels.device import Launch, Stream
 from specter.kernels.layer_norm import layer_norm
 from specter.kernels.octets import Octets
+from specter.kernels.partials import merge
 from specter.kernels.routing import Rule
 from specter.models.rope import rotate_halves
 from specter.models.routing import route
@@ -64,7 +65,7 @@ def test_gqa(heads: gqa.Heads, dtype: torch.dtype, num_rows: int) -> None:
         out = poison(len(part), heads.num_heads * width, dtype=dtype)
         gqa.turn(heads, part, rotary, position, cache, pdl=False)
         gqa.attend(heads, part, cache, position, partials, pdl=False)
-        gqa.combine(heads, partials, position, out, pdl=False)
+        merge(partials, position, out, heads.split, pdl=False)
         return out, cache
 
     whole, whole_cache = run(slice(0, num_rows))
@@ -134,8 +135,8 @@ def test_tiles_of_normalised_rows_with_biases_and_a_gate() -> None:
         streams = [empty_stream(before[rows], 32) for _ in range(3)]
         tiles.linear_residual(part, w, streams[0], gain, launch, False, bias)
         experts = results[rows], weights[rows]
-        tiles.linear_combine(part, w, streams[1], gain, *experts, launch, False, gates[rows, -1])
-        tiles.linear_combine(part[:, :0], w[:, :0], streams[2], gain, *experts, launch, False)
+        tiles.linear_residual(part, w, streams[1], gain, launch, False, experts=experts, gates=gates[rows, -1])
+        tiles.linear_residual(part[:, :0], w[:, :0], streams[2], gain, launch, False, experts=experts)
         return [out, inner, logits, scales, *(stream.x for stream in streams), streams[1].scaled]
 
     whole = run(slice(0, 48))

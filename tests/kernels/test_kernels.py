@@ -221,7 +221,8 @@ def test_tiles_products(dtype: torch.dtype) -> None:
         out = poison(len(range(*rows.indices(48))), num_out)
         tiles.norm_linear(stream_of(x[rows], gain, dtype), w, out, EPS, launch, pdl=False)
         stream = empty_stream(before[rows], 32, dtype)
-        tiles.linear_combine(x[rows].to(dtype), w, stream, next_gain, results[rows], weights[rows], launch, pdl=False)
+        experts = results[rows], weights[rows]
+        tiles.linear_residual(x[rows].to(dtype), w, stream, next_gain, launch, pdl=False, experts=experts)
         return [out, stream.x, stream.scaled, stream.squares]
 
     whole = run(slice(0, 48))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specter.kernels import gqa, mla
+from specter.kernels.partials import merge
 from specter.kernels.routing import Rule
 from specter.models.cuda.weights import GpuKVCache, GpuWeights
 from specter.models.rope import softmax_scale
@@ -60,7 +61,7 @@ class PlainAttention:
         cache = self._cache.entries[index]
         gqa.turn(self._heads, qkv, self._cache.rotary, position, cache, self._pdl)
         gqa.attend(self._heads, qkv, cache, position, self._partials, self._pdl)
-        gqa.combine(self._heads, self._partials, position, out, self._pdl)
+        merge(self._partials, position, out, self._heads.split, self._pdl)
 
     row = rows
 

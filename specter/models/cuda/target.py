@@ -191,10 +191,10 @@ class Target:
         """Adds the shared and routed experts of layer `index` to the residual stream, in rank order."""
         done, norm = self._stream(self._squares_done, num_rows), self._next_norm(index)
         spec = self.weights.spec
-        tiles.linear_combine(
-            self.shared[:num_rows], self.weights.layers[index].down, done, norm.gain, self.results[:num_rows],
-            self.routing.weights[:num_rows], self.tuning.down, self.pdl,
-            self.router[:num_rows, spec.num_experts] if spec.shared_gate else None,
+        tiles.linear_residual(
+            self.shared[:num_rows], self.weights.layers[index].down, done, norm.gain, self.tuning.down, self.pdl,
+            experts=(self.results[:num_rows], self.routing.weights[:num_rows]),
+            gates=self.router[:num_rows, spec.num_experts] if spec.shared_gate else None,
         )  # fmt: skip
         norm.finish(done, self.weights.spec.norm_eps, self.pdl)
 
