@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from specter.errors import SpecterError
 
 Options = TypeVar("Options")
-_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
-    Path: (Path, "PATH"),
-    int: (int, "WHOLE_NUMBER"),
-    float: (float, "NUMBER"),
-    str: (str, "TEXT"),
-    bool: (lambda text: {"true": True, "false": False}[text.lower()], "true|false"),
+_READERS: dict[type, tuple[Callable[[str], Any], str, str]] = {  # reader, placeholder, what the reader accepts
+    Path: (Path, "PATH", "a path"),
+    int: (int, "WHOLE_NUMBER", "a whole number"),
+    float: (float, "NUMBER", "a number"),
+    str: (str, "TEXT", "a text"),
+    bool: (lambda text: {"true": True, "false": False}[text.lower()], "true|false", "true or false"),
 }
 
 
@@ -91,13 +91,10 @@ def _element(hint: Any) -> tuple[type, bool]:
 
 def _read(key: str, text: str, hint: Any) -> Any:
     kind, is_tuple = _element(hint)
-    reader, placeholder = _READERS[kind]
+    reader, placeholder, what = _READERS[kind]
     try:
-        if is_tuple:
-            return tuple(reader(part) for part in text.split(",") if part)
-        return reader(text)
+        return tuple(reader(part) for part in text.split(",") if part) if is_tuple else reader(text)
     except (ValueError, KeyError):
-        what = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
         raise SpecterError(f"{key}={text} is not {what}", f"use {key}={placeholder}") from None
 
 

@@ -20,16 +20,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("specter/**/*.py", "baselines/**/*.py", "conf/**/*.yaml")
 MACHINE = ("gpu", "driver_version", "torch", "triton")  # keys that identify a device and its software
-_GPU_FIELDS = (
-    "driver_version",
-    "memory.total",
-    "clocks.sm",
-    "clocks.mem",
-    "clocks.max.sm",
-    "clocks.max.mem",
-    "power.draw",
+_GPU_FIELDS = (  # names of nvidia-smi
+    "driver_version", "memory.total", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.draw",
     "temperature.gpu",
-)  # names of nvidia-smi
+)  # fmt: skip
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 

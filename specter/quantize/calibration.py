@@ -49,12 +49,9 @@ def load_calibration(
     Raises SpecterError: a file that is missing, damaged or too short, or tokens outside the model's vocabulary.
     """
     theirs = None if tokenizer is None else _read_tokenizer(tokenizer)
-    if path.suffix == ".txt":
-        tokens = _read_text(path, theirs)
-    else:
-        tokens = _read_tokens(path)
-        if path.resolve() == CALIBRATION:
-            tokens = _for_model(tokens, spec, tokenizer, theirs)
+    tokens = _read_text(path, theirs) if path.suffix == ".txt" else _read_tokens(path)
+    if path.resolve() == CALIBRATION:
+        tokens = _for_model(tokens, spec, tokenizer, theirs)
     if tokens.shape[1] > spec.max_positions:
         raise SpecterError(f"{path}: sequences of {tokens.shape[1]} exceed {spec.max_positions} positions", REMEDY)
     if int(tokens.max()) >= spec.vocab:

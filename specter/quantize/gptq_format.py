@@ -56,8 +56,7 @@ def pack_words(values: Tensor) -> Tensor:
             f"{values.shape[-2]} channels cannot be packed eight to a word",
             "use a model whose hidden and expert sizes are multiples of 8",
         )
-    shape = (*values.shape[:-2], values.shape[-2] // CODES_PER_WORD, values.shape[-1])
-    words = torch.zeros(shape, dtype=torch.int32, device=values.device)
+    words = torch.zeros_like(values[..., ::CODES_PER_WORD, :], dtype=torch.int32, memory_format=torch.contiguous_format)
     for nibble in range(CODES_PER_WORD):
         words |= values[..., nibble::CODES_PER_WORD, :].int() << 4 * nibble
     return words
@@ -117,9 +116,8 @@ def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
     Other tensors are ignored: the draft shares the target's. `method` and `num_fallback` come from the directory's
     `meta`; without one (another program's directory) they are "gptq" and 0.
 
-    Raises:
-        SpecterError: another format or width, channels of a group that are not adjacent (act-order), or a missing,
-            unexpected, duplicate, truncated or misshapen tensor.
+    Raises SpecterError: another format or width, channels of a group that are not adjacent (act-order), or a missing,
+    unexpected, duplicate, truncated or misshapen tensor.
     """
     quantization = _check_quantization(directory, _read_quantization(directory))
     paths = indexed_files(directory) or sorted(directory.glob("*.safetensors"))
@@ -129,20 +127,14 @@ def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
     has_input_scales = quantization["checkpoint_format"] == V1_WITH_INPUT_SCALES
     num_ignored = _check_names(directory, spec, set(files), has_input_scales)
     read = _Reader(directory, files)
-    shapes = {
-        "gate": (spec.expert_inter, spec.hidden),
-        "up": (spec.expert_inter, spec.hidden),
-        "down": (spec.hidden, spec.expert_inter),
-    }
+    layers = range(spec.num_moe_layers)
     projections = {
-        projection: stack(
-            [_read_layer(read, spec, layer, projection, shape, quantization) for layer in range(spec.num_moe_layers)]
-        )
-        for projection, shape in shapes.items()
+        projection: stack([_read_layer(read, spec, layer, projection, quantization) for layer in layers])
+        for projection in PROJECTIONS
     }
     input_scales = None
     if has_input_scales:
-        names = [scales_name(spec, layer) for layer in range(spec.num_moe_layers)]
+        names = [scales_name(spec, layer) for layer in layers]
         input_scales = read.batch(names, (spec.hidden,), torch.float32)
         _check_each(torch.isfinite(input_scales) & (input_scales > 0), names, "holds a scale that is not positive")
     meta = quantization.get("meta") or {}
@@ -156,10 +148,11 @@ def read_directory(directory: Path, spec: ModelSpec) -> Int4Experts:
 
 
 def _read_layer(
-    read: _Reader, spec: ModelSpec, layer: int, projection: str, shape: tuple[int, int], quantization: dict[str, Any]
+    read: _Reader, spec: ModelSpec, layer: int, projection: str, quantization: dict[str, Any]
 ) -> Int4Matrices:
-    """One projection of all experts of a MoE layer; `shape` is (out, in)."""
-    out, columns = shape
+    """One projection of all experts of a MoE layer."""
+    narrow, wide = spec.expert_inter, spec.hidden
+    out, columns = (wide, narrow) if projection == "down" else (narrow, wide)
     group_size = quantization["group_size"]
     group = columns if group_size == -1 else group_of(columns, group_size)
     layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -168,10 +161,8 @@ def _read_layer(
         "qzeros": ((columns // group, out // CODES_PER_WORD), torch.int32),
         "g_idx": ((columns,), torch.int32),
     }
-    names = {
-        part: [tensor_name(spec, layer, expert, projection, part) for expert in range(spec.num_experts)]
-        for part in PARTS
-    }
+    experts = range(spec.num_experts)
+    names = {part: [tensor_name(spec, layer, expert, projection, part) for expert in experts] for part in PARTS}
     parts = {part: read.batch(names[part], *layout[part]) for part in PARTS}
     matrices = unpack(parts, group, zero_offset=int(quantization["checkpoint_format"] != V2))
     _check_each(
@@ -205,12 +196,10 @@ def check_draft_origin(directory: Path, checkpoint: Checkpoint) -> str:
 
 def stack(layers: list[Int4Matrices]) -> Int4Matrices:
     """Layers of [E, out, in] as one batch [layers, E, out, in]."""
-    return Int4Matrices(
-        torch.stack([layer.codes for layer in layers]),
-        torch.stack([layer.scales for layer in layers]),
-        torch.stack([layer.zeros for layer in layers]),
-        layers[0].group,
+    codes, scales, zeros = (
+        torch.stack([getattr(layer, part) for layer in layers]) for part in ("codes", "scales", "zeros")
     )
+    return Int4Matrices(codes, scales, zeros, layers[0].group)
 
 
 def _read_quantization(directory: Path) -> dict[str, Any]:
@@ -244,12 +233,8 @@ def _check_quantization(directory: Path, quantization: dict[str, Any]) -> dict[s
 
 def _check_names(directory: Path, spec: ModelSpec, names: set[str], has_input_scales: bool) -> int:
     """Checks the routed experts' tensors. Returns the number of other quantized modules."""
-    expected = {
-        tensor_name(spec, layer, expert, projection, part)
-        for layer, expert, projection, part in itertools.product(
-            range(spec.num_moe_layers), range(spec.num_experts), PROJECTIONS, PARTS
-        )
-    }
+    places = itertools.product(range(spec.num_moe_layers), range(spec.num_experts), PROJECTIONS, PARTS)
+    expected = {tensor_name(spec, *place) for place in places}
     if has_input_scales:
         expected |= {scales_name(spec, layer) for layer in range(spec.num_moe_layers)}
     missing = sorted(expected - names)

@@ -26,8 +26,7 @@ _ORIGIN, _STATES = "origin", "states.safetensors"
 
 
 class Workspace:
-    """The finished part of a directory `out`.
-
+    """
     Attributes:
         directory: where the tensors are until `publish`.
         layers: the report of every finished MoE layer, in order.
