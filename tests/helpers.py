@@ -16,7 +16,7 @@ from specter.codecs.int4 import Int4Experts, Int4Matrices
 from specter.config import SystemConfig
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
-from specter.kernels import Product, product
+from specter.kernels.reference import Product, product
 from specter.models.base import Model, Output, Routing
 from specter.models.checkpoint import SINGLE_FILE, Checkpoint, write_checkpoint
 from specter.models.cpu.decoder import Decoder

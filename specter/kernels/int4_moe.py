@@ -76,17 +76,10 @@ class PackedExperts:
 
     def set_layer(self, layer: int, gate: Int4Matrices, up: Int4Matrices, down: Int4Matrices) -> None:
         """Packs one MoE layer: gate, up [E, F, D] and down [E, D, F], on any device."""
-        for part, begin in ((gate, 0), (up, gate.codes.shape[-2])):
-            words, params = pack_matrices(part)
-            self.gate_up[layer, :, begin : begin + words.shape[-2]] = words
-            self.gate_up_params[layer, :, begin : begin + words.shape[-2]] = params
-        words, params = pack_matrices(down)
-        self.down[layer] = words
-        self.down_params[layer] = params
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.nbytes for t in (self.gate_up, self.gate_up_params, self.down, self.down_params))
+        inter = gate.codes.shape[-2]
+        for part, rows in ((gate, slice(inter)), (up, slice(inter, None))):
+            self.gate_up[layer, :, rows], self.gate_up_params[layer, :, rows] = pack_matrices(part)
+        self.down[layer], self.down_params[layer] = pack_matrices(down)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specter.kernels import gated
+from specter.kernels.reference import gated
 from specter.models.elementwise import add_bias, norm
 from specter.models.routing import route
 from specter.models.weights import LATENT_NORM_EPS, RotaryPairs, TensorSource, load_head, load_layer

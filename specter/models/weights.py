@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specter.codecs.int4 import Int4Experts
-from specter.kernels import gated
+from specter.kernels.reference import gated
 from specter.models.checkpoint import Checkpoint
 from specter.models.names import mlp_names
 from specter.models.rope import interleave_halves, rotary_table, softmax_scale

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specter.kernels import product
+from specter.kernels.reference import product
 from specter.models.cpu.invariance import invariance_check
 from specter.models.spec import ModelSpec
 from tests.helpers import FAMILIES, TINY, Live, open_live, random_live, run_pass, write_random

@@ -68,20 +68,13 @@ def hub_names(spec: ModelSpec) -> dict[str, list[str]]:
     }
 
 
-def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Shape of every weight, [layers, ...] if stacked."""
-    shapes = expected_shapes(spec, fused=True)
-    return {
-        weight: shapes[names[0]] if weight in MODEL else (len(names), *shapes[names[0]])
-        for weight, names in hub_names(spec).items()
-    }
-
-
 def init_weights(spec: ModelSpec, seed: int, device: str = "cpu") -> Weights:
     """Random fp32 weights; matrices that write to the residual stream are scaled by 1 / sqrt(2 L)."""
     generator = torch.Generator(device=device).manual_seed(seed)
+    shapes = expected_shapes(spec, fused=True)
     weights: Weights = {}
-    for name, shape in weight_shapes(spec).items():
+    for name, stacked in hub_names(spec).items():
+        shape = shapes[stacked[0]] if name in MODEL else (len(stacked), *shapes[stacked[0]])
         if name.endswith("bias") or "norm" in name:
             weights[name] = torch.full(shape, 0.0 if name.endswith("bias") else 1.0, device=device)
             continue

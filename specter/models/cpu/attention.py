@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specter.kernels import Product, tiled_product
+from specter.kernels.reference import Product, tiled_product
 from specter.models.cpu.buffers import KEY_BLOCK, KVCache, Scratch
 from specter.models.elementwise import add_bias, inverse_rms
 from specter.models.weights import LATENT_NORM_EPS, AttentionWeights, RotaryPairs

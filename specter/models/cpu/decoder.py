@@ -19,7 +19,7 @@ from torch import Tensor
 from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
-from specter.kernels import Product, gated_, product, tiled_product
+from specter.kernels.reference import Product, gated_, product, tiled_product
 from specter.models.base import Choose, FinishedStep, Output, Routing
 from specter.models.cpu.attention import Span, attend
 from specter.models.cpu.buffers import ExpertScratch, KVCache, Scratch
