@@ -39,17 +39,11 @@ class Routing:
     def empty(cls, num_rows: int, top_k: int, num_experts: int, device: torch.device | str) -> Routing:
         tiles = max_tiles(num_rows, top_k, num_experts)
 
-        def ints(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
 
-        return cls(
-            chosen=torch.zeros(num_rows, top_k, dtype=torch.int16, device=device),
-            weights=torch.zeros(num_rows, top_k, device=device),
-            pairs=ints(tiles, TILE),
-            tile_experts=ints(tiles),
-            tile_sizes=ints(tiles),
-            num_tiles=ints(1),
-        )
+        chosen, weights = (zeros(num_rows, top_k, dtype=dtype) for dtype in (torch.int16, torch.float32))
+        return cls(chosen, weights, zeros(tiles, TILE), zeros(tiles), zeros(tiles), zeros(1))
 
 
 def max_tiles(num_rows: int, top_k: int, num_experts: int) -> int:

@@ -62,17 +62,14 @@ class PackedExperts:
     @classmethod
     def empty(cls, spec: ModelSpec, group: int, device: torch.device | str) -> PackedExperts:
         """Zeros for the experts of `spec`; `group` is limited to the length of the row."""
-        layers, experts, wide, hidden = spec.num_moe_layers, spec.num_experts, 2 * spec.expert_inter, spec.hidden
 
-        def zeros(num_out: int, num_in: int, per: int) -> Tensor:
-            return torch.zeros(layers, experts, num_out, num_in // per, dtype=torch.int32, device=device)
+        def zeros(num_out: int, num_in: int) -> tuple[Tensor, Tensor]:
+            lead = spec.num_moe_layers, spec.num_experts, num_out
+            widths = num_in // OCTET, num_in // min(group, num_in)
+            words, params = (torch.zeros(*lead, width, dtype=torch.int32, device=device) for width in widths)
+            return words, params
 
-        return cls(
-            zeros(wide, hidden, OCTET),
-            zeros(wide, hidden, min(group, hidden)),
-            zeros(hidden, spec.expert_inter, OCTET),
-            zeros(hidden, spec.expert_inter, min(group, spec.expert_inter)),
-        )
+        return cls(*zeros(2 * spec.expert_inter, spec.hidden), *zeros(spec.hidden, spec.expert_inter))
 
     def set_layer(self, layer: int, gate: Int4Matrices, up: Int4Matrices, down: Int4Matrices) -> None:
         """Packs one MoE layer: gate, up [E, F, D] and down [E, D, F], on any device."""

@@ -1,7 +1,4 @@
-"""A row of activations as int16 with one fp32 scale per eight channels, for products with INT4 codes.
-
-values int16 [4, K / 8, 2], scales fp32 [K / 8]; bytes = 2.5 K
-"""
+"""A row of activations as int16 with one fp32 scale per eight channels, for products with INT4 codes: 2.5 K bytes."""
 
 from __future__ import annotations
 
@@ -25,10 +22,8 @@ class Octets:
 
     @classmethod
     def empty(cls, num_channels: int, device: torch.device | str) -> Octets:
-        num_octets = num_channels // OCTET
-        return cls(
-            torch.zeros(4, num_octets, 2, dtype=torch.int16, device=device), torch.zeros(num_octets, device=device)
-        )
+        num = num_channels // OCTET
+        return cls(torch.zeros(4, num, 2, dtype=torch.int16, device=device), torch.zeros(num, device=device))
 
     @classmethod
     def of(cls, x: Tensor) -> Octets:

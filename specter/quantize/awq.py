@@ -28,10 +28,7 @@ def channel_scales(magnitudes: Tensor, alpha: float) -> Tensor:
 
 
 def rounding_error(weights: Tensor, hessians: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """tr(D H D^T) of each matrix, D = Q(W diag(s)) diag(1 / s) - W.
-
-    Shapes: weights [..., out, in], hessians [..., in, in], scales [..., in] -> [...].
-    """
+    """tr(D H D^T), D = Q(W diag(s)) diag(1 / s) - W: [..., out, in], [..., in, in], [..., in] -> [...]."""
     scaled = weights * scales[..., None, :]
     error = quantize_rtn(scaled, group_size).dequantize() / scales[..., None, :] - weights
     return ((error @ hessians) * error).sum((-2, -1))

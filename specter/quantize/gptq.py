@@ -40,10 +40,9 @@ def quantize_gptq(weights: Tensor, hessians: Tensor, group_size: int, block: int
 
     Args:
         weights: any floating type; computed in fp32.
-        hessians: sums of x x^T over each matrix' own inputs, [..., in, in]; the scale does not matter.
+        hessians: sums of x x^T over each matrix' own inputs, [..., in, in]; the scale does not matter. A channel that
+            is 0 in all inputs is rounded to nearest.
         group_size: input channels per group, or the whole row where that is shorter.
-
-    A channel that is 0 in all inputs is rounded to nearest.
 
     Raises SpecterError: the group does not divide `in`, or a weight is not finite.
     """
