@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness import catalogue
-from harness.studies.registry import FIGURES, TABLES, FigureStudy, TableStudy
+from harness.studies.registry import DEVICE, FIGURES, TABLES, FigureStudy, TableStudy
 from specter.arguments import run_command
 from specter.files import write_whole
 
@@ -24,21 +25,18 @@ class Options:
 def results() -> list[str]:
     """The rows: what each figure and table shows, and its time; a figure and a table of one name share a row."""
     figures = [name for name in catalogue.figures(SCALE) if "-" not in name]
-    tables = catalogue.tables(SCALE)
-    rows = [_row(SCALE, name, name, figures, tables) for name in dict.fromkeys([*figures, *tables])]
-    figures, tables = catalogue.device_figures(MACHINE), catalogue.device_tables(MACHINE)
-    names = dict.fromkeys([*figures, *tables])
-    rows += [_row("device", f"{MACHINE.name}_{name}", name, figures, tables) for name in names]
+    rows = [*_rows(SCALE, "", "", figures, catalogue.tables(SCALE))]
+    measured = [catalogue.of_device(studies, MACHINE) for studies in (FIGURES, TABLES)]
+    rows += _rows("device", f"{MACHINE.name}_", DEVICE, *measured)
     return ["| file | shows | time |", "|---|---|---|", *rows]
 
 
-def _row(scale: str, file: str, name: str, figures: list[str], tables: list[str]) -> str:
-    key = name if scale == SCALE else f"device.{name}"
-    paths = [f"`figures/{scale}/{file}.png`"] * (name in figures)
-    paths += [f"`paper_tables/{scale}/{file}.tex`"] * (name in tables)
-    study: FigureStudy | TableStudy = FIGURES[key] if name in figures else TABLES[key]
-    time = f"{study.minutes} min" if study.minutes else "seconds"
-    return f"| {', '.join(paths)} | {study.about} | {time} |"
+def _rows(directory: str, prefix: str, kind: str, figures: list[str], tables: list[str]) -> Iterator[str]:
+    for name in dict.fromkeys([*figures, *tables]):
+        paths = [f"`figures/{directory}/{prefix}{name}.png`"] * (name in figures)
+        paths += [f"`paper_tables/{directory}/{prefix}{name}.tex`"] * (name in tables)
+        study: FigureStudy | TableStudy = (FIGURES if name in figures else TABLES)[kind + name]
+        yield f"| {', '.join(paths)} | {study.about} | {f'{study.minutes} min' if study.minutes else 'seconds'} |"
 
 
 def render(text: str) -> str:

@@ -98,9 +98,9 @@ def measured():
     """Figures and tables of every machine that has records."""
     machines = [path for path in sorted(Path("data/reference").glob("*")) if path.is_dir()]
     return [
-        *[f"figures/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.device_figures(m)
+        *[f"figures/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.of_device(catalogue.FIGURES, m)
           for kind in ("pdf", "png")],
-        *[f"paper_tables/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.device_tables(m)
+        *[f"paper_tables/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.of_device(catalogue.TABLES, m)
           for kind in ("tex", "md", "csv")],
     ]
 

@@ -21,7 +21,7 @@ rule device_figure:
     log:
         "results/device/logs/figure-{machine}-{figure}.log",
     wildcard_constraints:
-        figure="|".join(catalogue.device_figures()),
+        figure="|".join(catalogue.of_device(catalogue.FIGURES)),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
@@ -49,7 +49,7 @@ rule device_table:
     log:
         "results/device/logs/table-{machine}-{table}.log",
     wildcard_constraints:
-        table="|".join(catalogue.device_tables()),
+        table="|".join(catalogue.of_device(catalogue.TABLES)),
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1

@@ -11,20 +11,19 @@ Each step from the baseline to our system is a replay of its own, in ms per toke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from harness.jobs import progress_bar, steps, write_table
-from harness.plan import TextKey, decomposed_pairs, text_key
+from harness.plan import decomposed_pairs, text_key
 from harness.recordings import load_files, read_manifest
 from specter.arguments import run_command
-from specter.config import BudgetConfig, RunConfig, SystemConfig
+from specter.config import BudgetConfig, RunConfig
 from specter.memory import DoesNotFit
 from specter.metrics import Metrics
-from specter.recording import Recording
 from specter.resolve import resolve
 from specter.session import Replayer
 from specter.speculation.drafts import SHARED
@@ -43,30 +42,25 @@ class Options:
     out: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Milliseconds per token that our system saves, by cause; negative: that it costs."""
-
-    launches: float
-    tokens: float
-    draft: float
-    misses: float
-    hidden: float
-
-
 def without_overhead(config: RunConfig) -> RunConfig:
     """The same run on a machine where launches, kernels and syncs cost only their bytes and flops."""
     return replace(config, hardware=replace(config.hardware, launch_ns=0, kernel_ns=0, sync_ns=0))
 
 
-def explain(baseline: RunConfig, ours: RunConfig, replay: Replay) -> Parts:
-    """The parts of the difference between two runs of one input; `replay` returns a run's metrics."""
+def explain(baseline: RunConfig, ours: RunConfig, replay: Replay) -> dict[str, float]:
+    """The parts of the difference between two runs of one input, in ms per token; negative: what ours costs.
+
+    Args:
+        replay: returns a run's metrics.
+    """
     full, lean = replay(baseline), replay(without_overhead(baseline))
     full_ours, lean_ours = replay(ours), replay(without_overhead(ours))
-    switched = replace(ours, system=_with_policy_of(baseline.system, ours.system))
+    theirs = baseline.system  # whose planner, eviction and transfers run with our draft and memory
+    policy: dict[str, Any] = {"planner": theirs.planner, "eviction": theirs.eviction, "transfer": theirs.transfer}
+    switched = replace(ours, system=replace(ours.system, **policy, num_staging=0, draft=SHARED))
     at_ours = replay(without_overhead(switched))
-    if baseline.system.speculative:
-        deep = replace(baseline, system=replace(baseline.system, draft_len=ours.draft_len))
+    if theirs.speculative:
+        deep = replace(baseline, system=replace(theirs, draft_len=ours.draft_len))
         at_depth = replay(without_overhead(deep))["tpot_ms"]
     else:
         run = resolve(baseline)
@@ -76,25 +70,13 @@ def explain(baseline: RunConfig, ours: RunConfig, replay: Replay) -> Parts:
         # This system copies nothing while it drafts, so a draft that takes no time shortens it by the draft's time.
         at_depth = free["tpot_ms"] - free["draft_ms"] / (free["num_new_tokens"] - 1)
     misses = _link_ms(at_ours) - _link_ms(lean_ours)
-    return Parts(
-        launches=(full["tpot_ms"] - lean["tpot_ms"]) - (full_ours["tpot_ms"] - lean_ours["tpot_ms"]),
-        tokens=lean["tpot_ms"] - at_depth,
-        draft=at_depth - at_ours["tpot_ms"],
-        misses=misses,
-        hidden=at_ours["tpot_ms"] - lean_ours["tpot_ms"] - misses,
-    )
-
-
-def _with_policy_of(baseline: SystemConfig, ours: SystemConfig) -> SystemConfig:
-    """Our draft and memory under the baseline's planner, eviction and transfers."""
-    return replace(
-        ours,
-        planner=baseline.planner,
-        eviction=baseline.eviction,
-        transfer=baseline.transfer,
-        num_staging=0,
-        draft=SHARED,
-    )
+    return {
+        "launches": (full["tpot_ms"] - lean["tpot_ms"]) - (full_ours["tpot_ms"] - lean_ours["tpot_ms"]),
+        "tokens": lean["tpot_ms"] - at_depth,
+        "draft": at_depth - at_ours["tpot_ms"],
+        "misses": misses,
+        "hidden": at_ours["tpot_ms"] - lean_ours["tpot_ms"] - misses,
+    }
 
 
 def _link_ms(metrics: Metrics) -> float:
@@ -124,13 +106,14 @@ def rows(pairs: Sequence[tuple[RunConfig, RunConfig]], replay: Replay) -> list[d
             except DoesNotFit:
                 found.append(named)
             else:
-                parts = asdict(explain(baseline, ours, replay))
-                found += [named | {"part": part, "ms": ms} for part, ms in parts.items()]
+                parts = explain(baseline, ours, replay).items()
+                found += [named | {"part": part, "ms": ms} for part, ms in parts]
     return found
 
 
-def cached(recordings: dict[TextKey, tuple[Recording, Recording]]) -> Replay:
-    """Replays from these recordings, each configuration once."""
+def main(options: Options) -> None:
+    pairs = decomposed_pairs(options.scale, options.model, options.dataset)
+    recordings = {key: load_files(pair) for key, pair in read_manifest(options.manifest)[0].items()}
     known: dict[str, Metrics] = {}
 
     def replay(config: RunConfig) -> Metrics:
@@ -139,13 +122,6 @@ def cached(recordings: dict[TextKey, tuple[Recording, Recording]]) -> Replay:
             known[key] = Replayer().replay(resolve(config), *recordings[text_key(config)]).metrics
         return known[key]
 
-    return replay
-
-
-def main(options: Options) -> None:
-    pairs = decomposed_pairs(options.scale, options.model, options.dataset)
-    files, _ = read_manifest(options.manifest)
-    replay = cached({key: load_files(pair) for key, pair in files.items()})
     frame = pd.DataFrame(rows(pairs, replay))
     write_table(options.out, frame)
     print(f"{len(frame)} rows")

@@ -30,7 +30,6 @@ from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.hub import with_local_paths
 from specter.models.checkpoint import Checkpoint
-from specter.models.spec import ModelSpec
 from specter.probes.fidelity import DraftExperts, Study, Texts, order_match, set_match, study
 from specter.prompts import first_texts, load_tokenizer
 from specter.quantize.ggml_blocks import FORMATS, round_to_blocks
@@ -69,12 +68,6 @@ class Options:
         probe = load_probe(self.probe)
         given: dict[str, Any] = {name: getattr(self, name, None) for name in vars(probe)}
         return replace(probe, **{name: value for name, value in given.items() if value is not None})
-
-    def run(self) -> RunConfig:
-        """A run of the model, for its paths."""
-        run = compose([f"model={self.model}"])
-        run.model.quantized = str(self.quantized or run.model.quantized)
-        return run
 
 
 class Request(NamedTuple):
@@ -227,27 +220,26 @@ def measure(options: Options) -> pd.DataFrame:
     probe = options.study()
     if probe.device == "cuda" and not torch.cuda.is_available():
         raise SpecterError("device=cuda, but there is no CUDA GPU", "use device=cpu")
-    run = with_local_paths(options.run(), Console(stderr=True))
+    run = compose([f"model={options.model}"])
+    run.model.quantized = str(options.quantized or run.model.quantized)
+    run = with_local_paths(run, Console(stderr=True))
     model = run.model
     found = requests(run, probe, options.manifests)
     texts = side_by_side(found, probe.prompt_tokens)
     checkpoint = Checkpoint.open(model.checkpoint)
-    _check_tokens(texts.tokens, checkpoint.spec)
-    drafts = {method: draft(method, Path(model.quantized), checkpoint) for method in probe.methods}
-    with progress_bar() as progress, torch.inference_mode():
-        task = progress.add_task(f"fidelity {model.name}", total=checkpoint.spec.num_layers)
-        result = study(checkpoint, drafts, texts, probe.window, probe.device, lambda: progress.advance(task))
-    num_pairs = len(found) * checkpoint.spec.num_moe_layers
-    counts = {"num_requests": len(found), "num_pairs": num_pairs, "window": probe.window}
-    return rows(result, found, texts).assign(**model_columns(model), **counts)
-
-
-def _check_tokens(tokens: Tensor, spec: ModelSpec) -> None:
-    if int(tokens.max()) >= spec.vocab:
+    spec = checkpoint.spec
+    if int(texts.tokens.max()) >= spec.vocab:
         raise SpecterError(
-            f"token {int(tokens.max())} is beyond the vocabulary of {spec.vocab} of {spec.name}",
+            f"token {int(texts.tokens.max())} is beyond the vocabulary of {spec.vocab} of {spec.name}",
             "use the model's own tokenizer, and recordings of this model",
         )
+    drafts = {method: draft(method, Path(model.quantized), checkpoint) for method in probe.methods}
+    with progress_bar() as progress, torch.inference_mode():
+        task = progress.add_task(f"fidelity {model.name}", total=spec.num_layers)
+        result = study(checkpoint, drafts, texts, probe.window, probe.device, lambda: progress.advance(task))
+    num_pairs = len(found) * spec.num_moe_layers
+    counts = {"num_requests": len(found), "num_pairs": num_pairs, "window": probe.window}
+    return rows(result, found, texts).assign(**model_columns(model), **counts)
 
 
 def main(options: Options) -> None:

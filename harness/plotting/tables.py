@@ -86,14 +86,8 @@ def to_latex(table: Table) -> str:
     notes = " ".join(table.notes)
     for plain, escaped in (("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#")):
         notes = notes.replace(plain, escaped)
-    lines = [
-        r"\begin{table}",
-        r"\centering\scriptsize",
-        rf"\caption{{{table.title}. {notes}}}",
-        body.rstrip(),
-        r"\end{table}",
-        "",
-    ]
+    caption = rf"\caption{{{table.title}. {notes}}}"
+    lines = [r"\begin{table}", r"\centering\scriptsize", caption, body.rstrip(), r"\end{table}", ""]
     return "\n".join(lines).replace("×", r"$\times$").replace("−", "--").replace("–", "--")
 
 
@@ -114,12 +108,7 @@ def to_json(table: Table) -> str:
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
-    ".tex": to_latex,
-    ".md": to_markdown,
-    ".csv": to_csv,
-    ".json": to_json,
-}
+FORMATS = {".tex": to_latex, ".md": to_markdown, ".csv": to_csv, ".json": to_json}
 
 
 def save(table: Table, paths: Sequence[Path]) -> None:

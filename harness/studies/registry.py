@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Draw = Callable[[pd.DataFrame], charts.Grid]
 Build = Callable[[Frames], Table]
-DEVICE = "device"  # the prefix of what is drawn from data/reference/<machine>
+DEVICE = "device."  # the prefix of what is drawn from data/reference/<machine>
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,8 @@ def test_the_clock_is_charged_over_measured() -> None:
 
 
 def test_the_committed_records_fill_every_figure_and_table() -> None:
-    assert catalogue.device_figures(RECORDS) == catalogue.device_figures()
-    assert catalogue.device_tables(RECORDS) == catalogue.device_tables()
+    for studies in (FIGURES, TABLES):
+        assert catalogue.of_device(studies, RECORDS) == catalogue.of_device(studies) != []
     for name, number in {"choices": 1, "rivals": 3, "families": 1, "clock": 3}.items():
         study = TABLES[f"device.{name}"]
         assert study.build(read(catalogue.records(RECORDS, study))).keys == number
@@ -249,7 +249,7 @@ def test_the_committed_records_fill_every_figure_and_table() -> None:
 
 def test_what_has_no_records_is_not_offered(tmp_path: Path) -> None:
     (tmp_path / "clock.parquet").write_bytes((RECORDS / "clock.parquet").read_bytes())
-    assert catalogue.device_figures(tmp_path) == ["clock"] and catalogue.device_tables(tmp_path) == ["clock"]
+    assert catalogue.of_device(FIGURES, tmp_path) == catalogue.of_device(TABLES, tmp_path) == ["clock"]
 
 
 @pytest.mark.parametrize(
