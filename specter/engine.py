@@ -20,7 +20,7 @@ from specter.experts.lookahead import LookaheadBuffer
 from specter.experts.policies.base import NextLayerPredictor, Planner
 from specter.models.base import Model, Output, Proposal
 from specter.records import Generation, RoundRecord
-from specter.speculation.accept import Sampler, Verdict
+from specter.speculation.accept import Sampler
 from specter.timeline.base import Event, Mark, Timeline, difference
 from specter.timeline.costs import CostModel
 
@@ -34,21 +34,6 @@ def check_length(prompt_len: int, max_new_tokens: int, kv_capacity: int) -> None
             f"{prompt_len} prompt and {max_new_tokens} new tokens exceed kv_capacity={kv_capacity}",
             f"set kv_capacity={prompt_len + max_new_tokens} or more, or shorten the prompt with prompt_tokens=...",
         )
-
-
-@dataclass(slots=True)
-class Context:
-    """The committed text. The last token is committed but not yet in the target's KV."""
-
-    tokens: list[int]
-
-    @property
-    def last_token(self) -> int:
-        return self.tokens[-1]
-
-    @property
-    def last_position(self) -> int:
-        return len(self.tokens) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +54,7 @@ class _Round:
     draft_end_ns: int
     end: _Window
     draft_len: int
-    verdict: Verdict
+    new_len: int
 
 
 @dataclass(eq=False)
@@ -130,12 +115,11 @@ class Engine:
         self._unrecorded = None
         generation = self.generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         try:
-            context = Context([*prompt, self._prefill(generation, prompt)])
-            on_commit(context.tokens[-1:])
-            while (remaining := max_new_tokens - (len(context.tokens) - len(prompt))) > 0:
-                num_new = self.run_round(context, remaining)
-                on_commit(context.tokens[-num_new:])
-            generation.tokens = context.tokens[len(prompt) :]
+            tokens = [*prompt, self._prefill(generation, prompt)]
+            on_commit(tokens[-1:])
+            while (remaining := len(prompt) + max_new_tokens - len(tokens)) > 0:
+                on_commit(self.run_round(tokens, remaining))
+            generation.tokens = tokens[len(prompt) :]
         except BaseException:
             with suppress(SpecterError, RuntimeError):  # a failed device cannot read its times
                 self._record()
@@ -145,41 +129,42 @@ class Engine:
         self._is_interrupted = False
         return generation
 
-    def run_round(self, context: Context, remaining: int) -> int:
-        """One round: commits 1 to K+1 tokens to `context`, never more than `remaining`, and returns how many.
+    def run_round(self, committed: list[int], remaining: int) -> list[int]:
+        """One round: appends 1 to K+1 tokens to `committed`, never more than `remaining`, and returns them.
 
-        The round is recorded while the device runs the next draft or pass, so that the device does not idle.
+        The target's KV lacks the last committed token. The round is recorded while the device runs the next draft or
+        pass, so that the device does not idle.
         """
         begin = self._window()
         self.cache.begin_round()
-        proposals, batches = self.draft(context, min(self.draft_len, remaining - 1))
+        proposals, batches = self.draft(committed, min(self.draft_len, remaining - 1))
         draft_end_ns = self.timeline.now_ns()
 
         barrier = self.planner.barrier(batches)
         if barrier:
             self.cache.note_barrier()
-        tokens = [context.last_token, *(proposal.token for proposal in proposals)]
-        outputs = self.target_pass(tokens, context.last_position, num_outputs=len(tokens), after=barrier)
-        verdict = self.sampler.verify(proposals, outputs, len(context.tokens))
+        tokens = [committed[-1], *(proposal.token for proposal in proposals)]
+        outputs = self.target_pass(tokens, len(committed) - 1, num_outputs=len(tokens), after=barrier)
+        new_tokens = self.sampler.verify(proposals, outputs, len(committed))
         self._observe_copies(batches)
 
-        context.tokens.extend(verdict.tokens)
-        self.model.crop(context.last_position)
-        self._draft_seen = min(self._draft_seen, context.last_position)
-        self._unrecorded = _Round(begin, draft_end_ns, self._window(), draft_len=len(proposals), verdict=verdict)
-        return len(verdict.tokens)
+        committed += new_tokens
+        self.model.crop(len(committed) - 1)
+        self._draft_seen = min(self._draft_seen, len(committed) - 1)
+        self._unrecorded = _Round(begin, draft_end_ns, self._window(), len(proposals), new_len=len(new_tokens))
+        return new_tokens
 
-    def draft(self, context: Context, draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
+    def draft(self, committed: Sequence[int], draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
         """Drafts `draft_len` tokens; returns them and the copies of the planner's `at_once` plans, by plan."""
         self.lookahead.clear()
         if draft_len == 0:
             return [], []
-        timeline, planner = self.timeline, self.planner
-        self.model.begin_draft(context.last_token, context.last_position, self.sampler.propose)
+        timeline, planner, position = self.timeline, self.planner, len(committed) - 1
+        self.model.begin_draft(committed[-1], position, self.sampler.propose)
         num_rows = [1] * draft_len
         if self.has_own_draft:  # its first step also processes the tokens that its KV lacks
-            num_rows[0] += context.last_position - self._draft_seen
-            self._draft_seen = context.last_position + draft_len
+            num_rows[0] += position - self._draft_seen
+            self._draft_seen = position + draft_len
         # All steps are issued at once: each starts from its predecessor's token on the device, without the host.
         steps = [timeline.compute(self.costs.draft_step(rows), self.model.draft_step) for rows in num_rows]
         batches: list[list[Event]] = []
@@ -249,7 +234,7 @@ class Engine:
         begin = self._window()
         self.cache.begin_round()
         outputs = self.target_pass(prompt, 0, num_outputs=1)
-        first = self.sampler.verify([], outputs, len(prompt)).tokens[0]
+        [first] = self.sampler.verify([], outputs, len(prompt))
         end = self._window()
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6
         self.cache.queue.settle(end.num_needs)  # prefill's
@@ -290,8 +275,8 @@ class Engine:
             draft_end_ms=one.draft_end_ns / 1e6,
             end_ms=end.ns / 1e6,
             draft_len=one.draft_len,
-            accepted_len=one.verdict.accepted_len,
-            new_len=len(one.verdict.tokens),
+            accepted_len=one.new_len - 1,
+            new_len=one.new_len,
             prefetch_bytes=prefetch_bytes,
             fetch_bytes=fetch_bytes,
             writeback_bytes=lanes.copied_bytes - prefetch_bytes - fetch_bytes,

@@ -8,26 +8,20 @@ import torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from specter.models.base import Output, Proposal
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a verification commits: the accepted prefix of the draft and one bonus token."""
-
-    accepted_len: int
-    tokens: list[int]  # accepted_len + 1
 
 
 class Sampler(Protocol):
     def propose(self, output: Output, position: int) -> Proposal:
         """The draft's token for `position`."""
 
-    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> Verdict:
-        """`outputs[i]` is the target's output for `position + i`; there is one more of them than proposals."""
+    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> list[int]:
+        """The tokens to commit: the accepted prefix of the proposals, and one more.
+
+        `outputs[i]` is the target's output for `position + i`; there is one more of them than proposals.
+        """
 
 
 class SelectingSampler:
@@ -39,15 +33,14 @@ class SelectingSampler:
     def propose(self, output: Output, position: int) -> Proposal:
         return Proposal(self.select(output, position))
 
-    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> Verdict:
+    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> list[int]:
         tokens: list[int] = []
         for proposal, output in zip(proposals, outputs, strict=False):
             token = self.select(output, position + len(tokens))
             tokens.append(token)
             if token != proposal.token:
-                return Verdict(len(tokens) - 1, tokens)
-        tokens.append(self.select(outputs[len(proposals)], position + len(tokens)))
-        return Verdict(len(proposals), tokens)
+                return tokens
+        return [*tokens, self.select(outputs[len(proposals)], position + len(tokens))]
 
 
 class TokenSampler(SelectingSampler):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specter.config import SamplingConfig
 from specter.models.base import Output, Proposal
-from specter.speculation.accept import Sampler, SelectingSampler, Verdict
+from specter.speculation.accept import Sampler, SelectingSampler
 from specter.speculation.noise import gumbel, uniforms
 
 
@@ -52,7 +52,7 @@ class RejectionSampler:
         probs = self._probs(output)
         return Proposal(self._draw(probs, position, self._DRAFT), probs)
 
-    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> Verdict:
+    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> list[int]:
         tokens: list[int] = []
         for proposal, output in zip(proposals, outputs, strict=False):
             target, draft = self._probs(output), proposal.probs
@@ -62,11 +62,9 @@ class RejectionSampler:
                 tokens.append(proposal.token)
                 continue
             residual = np.maximum(target - draft, 0.0)
-            tokens.append(self._draw(residual / residual.sum(), here, self._TARGET))
-            return Verdict(len(tokens) - 1, tokens)
+            return [*tokens, self._draw(residual / residual.sum(), here, self._TARGET)]
         bonus = self._probs(outputs[len(proposals)])
-        tokens.append(self._draw(bonus, position + len(tokens), self._TARGET))
-        return Verdict(len(proposals), tokens)
+        return [*tokens, self._draw(bonus, position + len(tokens), self._TARGET)]
 
     def _probs(self, output: Output) -> NDArray[np.float64]:
         logits = output.double() / self._sampling.temperature

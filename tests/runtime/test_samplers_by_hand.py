@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specter.config import SamplingConfig
 from specter.speculation import sampling
-from specter.speculation.accept import Proposal, TokenSampler, Verdict
+from specter.speculation.accept import Proposal, TokenSampler
 from specter.speculation.noise import gumbel, uniforms
 from specter.speculation.sampling import GreedySampler, RejectionSampler, SeededSampler, build_sampler
 
@@ -122,25 +122,25 @@ class TestRejection:
         assert sampler.propose(logits(0.9, 0.1), 0).probs == pytest.approx(expected)
 
     @pytest.mark.parametrize(
-        ("uniform", "verdict"),
+        ("uniform", "committed"),
         [
-            (0.49, Verdict(1, [1, 3])),  # u * q = 0.294 < p = 0.3: accepted, then the bonus
-            (0.51, Verdict(0, [0])),  # 0.306: rejected, and (p - q)+ is all on token 0
+            (0.49, [1, 3]),  # u * q = 0.294 < p = 0.3: accepted, then the bonus
+            (0.51, [0]),  # 0.306: rejected, and (p - q)+ is all on token 0
         ],
     )
     def test_a_draft_is_accepted_with_probability_p_over_q(
-        self, uniform: float, verdict: Verdict, rejection: RejectionSampler, monkeypatch: pytest.MonkeyPatch
+        self, uniform: float, committed: list[int], rejection: RejectionSampler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The draft proposes token 1 with q = 0.6, the target gives it p = 0.3."""
         monkeypatch.setattr(sampling, "uniforms", noise_of({(7, 2): uniform, (7, 3): 0.5, (8, 3): 0.95}))
-        assert rejection.verify([Proposal(1, DRAFT)], [TARGET, TARGET], position=7) == verdict
+        assert rejection.verify([Proposal(1, DRAFT)], [TARGET, TARGET], position=7) == committed
 
     def test_a_draft_that_the_target_excludes_is_rejected_whatever_the_noise(
         self, rejection: RejectionSampler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sampling, "uniforms", noise_of({(7, 2): 0.0, (7, 3): 0.1}))
         sure = np.array([0.0, 0.0, 0.0, 1.0])
-        assert rejection.verify([Proposal(3, sure)], [logits(0.5, 0.5, 0.0, 0.0)] * 2, 7) == Verdict(0, [0])
+        assert rejection.verify([Proposal(3, sure)], [logits(0.5, 0.5, 0.0, 0.0)] * 2, 7) == [0]
 
     def test_the_replacement_is_drawn_from_what_the_target_has_more(
         self, rejection: RejectionSampler, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +149,7 @@ class TestRejection:
         draft = np.array([0.2, 0.7, 0.0, 0.1])
         for uniform, token in ((0.45, 0), (0.55, 2)):
             monkeypatch.setattr(sampling, "uniforms", noise_of({(7, 2): 0.99, (7, 3): uniform}))
-            assert rejection.verify([Proposal(1, draft)], [TARGET, TARGET], 7) == Verdict(0, [token])
+            assert rejection.verify([Proposal(1, draft)], [TARGET, TARGET], 7) == [token]
 
     def test_each_position_has_its_own_noise(
         self, rejection: RejectionSampler, monkeypatch: pytest.MonkeyPatch
@@ -158,9 +158,9 @@ class TestRejection:
         noise = {(5, 2): 0.1, (6, 2): 0.1, (7, 2): 0.9, (7, 3): 0.1}
         monkeypatch.setattr(sampling, "uniforms", noise_of(noise))
         proposals = [Proposal(1, DRAFT)] * 3
-        assert rejection.verify(proposals, [TARGET] * 4, 5) == Verdict(2, [1, 1, 0])
+        assert rejection.verify(proposals, [TARGET] * 4, 5) == [1, 1, 0]
         noise[6, 2], noise[6, 3] = 0.9, 0.1
-        assert rejection.verify(proposals, [TARGET] * 4, 5) == Verdict(1, [1, 0])
+        assert rejection.verify(proposals, [TARGET] * 4, 5) == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_each_output_is_read_at_its_own_position(monkeypatch: pytest.MonkeyPatch
     """Two drafts from position 10, and the bonus token behind them."""
     sampler, positions = TokenSampler(), []
     monkeypatch.setattr(sampler, "select", lambda output, position: positions.append(position) or output)
-    assert sampler.verify([Proposal(4), Proposal(5)], [4, 5, 6], position=10) == Verdict(2, [4, 5, 6])
+    assert sampler.verify([Proposal(4), Proposal(5)], [4, 5, 6], position=10) == [4, 5, 6]
     assert positions == [10, 11, 12]
-    assert sampler.verify([Proposal(4), Proposal(5)], [4, 7, 6], position=20) == Verdict(1, [4, 7])
+    assert sampler.verify([Proposal(4), Proposal(5)], [4, 7, 6], position=20) == [4, 7]
     assert positions[3:] == [20, 21]
