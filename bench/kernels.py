@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 
 from bench.agreement import load_prompts
@@ -24,12 +23,12 @@ from bench.resident import PROMPT_TOKENS, ResidentBench, unfused_row
 from bench.streaming import StreamingBench, link_rows
 from specter import provenance
 from specter.config import ModelConfig
-from specter.errors import SpecterError
 from specter.files import files_digest
 from specter.models.cuda.loaded_model import LoadedModel, load_model
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.store import as_pin
 from specter.models.full_size import FULL_SIZE
+from specter.typed import load_typed
 
 SUMMARY_KEYS = (
     "draft_step_ms",
@@ -58,19 +57,12 @@ class Options:
     commit: str = ""  # of the code, where there is no git
     pin: str = "require"  # or prefer, off: see specter/models/cuda/store.py
 
-    def read_model(self) -> ModelConfig:
-        """The model's configuration. Raises SpecterError if there is none of this name."""
-        path = CONF / f"{self.model}.yaml"
-        if not path.is_file():
-            raise SpecterError(f"{path} does not exist", "run from the root of the repository, or correct model=...")
-        return ModelConfig(**yaml.safe_load(path.read_text()))
-
 
 def run(options: Options, console: Console) -> Report:
     """Runs all sections; a section that fails is named in the report, and the others continue.
     Raises SpecterError: no device or faulty input, before large work."""
     start = time.perf_counter()
-    pin, config = as_pin(options.pin), options.read_model()
+    pin, config = as_pin(options.pin), load_typed(ModelConfig, CONF / f"{options.model}.yaml")
     budget = DeviceBudget("cuda", options.cap_gb * 10**9)
     files = [path for path in options.prompts.glob("*.jsonl") if path.stem != "heldout"]
     prompts = load_prompts(files, Path(config.tokenizer), options.num_prompts, PROMPT_TOKENS)

@@ -63,14 +63,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     num_layers = options.layers or spec.num_moe_layers
     options.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        quantize = QuantizeOptions(
-            options.checkpoint,
-            Path(scratch) / "int4",
-            options.method,
-            options.group,
-            min_tokens=default_min_tokens(narrow.spec),  # the inflated inputs have only that many dimensions
-            device=options.device,
-        )
+        min_tokens = default_min_tokens(narrow.spec)  # the inflated inputs have only that many dimensions
+        out, method, group, device = Path(scratch) / "int4", options.method, options.group, options.device
+        quantize = QuantizeOptions(options.checkpoint, out, method, group, min_tokens=min_tokens, device=device)
         work = Workspace(quantize.out, "bench")
         start = time.perf_counter()
         quantize_model(wide, text, quantize, work, console, num_layers)
@@ -94,9 +89,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         **{key: value for key, value in summary(work.layers).items() if key != "tokens_per_expert"},
     }
     if options.device == "cuda":
-        device = torch.device("cuda")
-        report["peak_device_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
-        report["provenance"] = provenance.of_device(device, options.commit, checkpoint_sha256=narrow.digest())
+        gpu = torch.device("cuda")
+        report["peak_device_gb"] = round(torch.cuda.max_memory_allocated(gpu) / 1e9, 2)
+        report["provenance"] = provenance.of_device(gpu, options.commit, checkpoint_sha256=narrow.digest())
     write_json(options.out, report)
     return report
 

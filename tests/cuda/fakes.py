@@ -8,9 +8,10 @@ import torch
 
 from specter.errors import SpecterError
 from specter.models.cuda.memory import DeviceBudget, DeviceUse
+from specter.models.cuda.store import PageLocker
 
 
-class FakeLocker:
+class FakeLocker(PageLocker):
     """Locks `num_allowed` arenas, then refuses."""
 
     def __init__(self, num_allowed: int = 1000) -> None:

@@ -70,7 +70,7 @@ def test_the_shipped_reference_is_whole() -> None:
         ([], "use kernels or quantize"),
         (["rounds"], "bench rounds is unknown"),
         (["kernels", "cap=3"], "cap_gb"),
-        (["kernels", "model=nothing"], "nothing.yaml does not exist"),
+        (["kernels", "model=nothing"], "model 'nothing' is unknown"),
         (["kernels", "pin=maybe"], "pin=maybe is unknown"),
     ],
 )

@@ -53,14 +53,9 @@ class CudaModel:
         DeviceSampling.of(config.sampling)
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
         budget.check(int(run.fit()["device_total_bytes"]), f"{config.system.name} at this budget")
+        checkpoint, quantized = Path(config.model.checkpoint), Path(config.model.quantized)
         model = load_model(
-            Path(config.model.checkpoint),
-            Path(config.model.quantized),
-            run.spec,
-            budget,
-            console,
-            pin="prefer",
-            with_draft=config.system.speculative,
+            checkpoint, quantized, run.spec, budget, console, pin="prefer", with_draft=config.system.speculative
         )
         is_inflated = model.source is not model.checkpoint
         origin = f", inflated from {model.checkpoint.spec.name} (tiled, BF16)" if is_inflated else ""

@@ -8,6 +8,7 @@ memory and writes routing and chosen tokens to it. The host reads a result once 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -119,16 +120,11 @@ class ModelRunner:
         self.move = make_mover(self.arena, model.store)
         self.feed = pinned_zeros((options.max_rows,), torch.int32, device)
         cache = GpuKVCache(spec, options.kv_capacity, weights.dtype, device)
+        slots = self.arena.flat.view(weights.dtype)
+        table = self.arena.fill(model.store, spec.num_moe_layers) if options.is_resident else None
+        self._sampling = dataclasses.asdict(options.sampling)
         self.target = Target(
-            weights,
-            self.arena.flat.view(weights.dtype),
-            cache,
-            options.max_rows,
-            slot_table=self.arena.fill(model.store, spec.num_moe_layers) if options.is_resident else None,
-            feed=self.feed,
-            seed=options.sampling.seed,
-            temperature=options.sampling.temperature,
-            pdl=self._pdl,
+            weights, slots, cache, options.max_rows, slot_table=table, feed=self.feed, pdl=self._pdl, **self._sampling
         )
         rows = options.max_rows, spec.top_k
         self.routing = pinned_zeros((spec.num_moe_layers, *rows), torch.int16, device)
@@ -230,15 +226,7 @@ class ModelRunner:
             spec = self._model.spec
             self._budget.check(spec.experts_params, "the unpacked INT4 codes of a draft without fused kernels")
             make = partial(UnfusedDraft, self._model.int4_layers())
-        return make(
-            weights,
-            self._model.int4,
-            cache,
-            options.max_draft_len,
-            seed=options.sampling.seed,
-            temperature=options.sampling.temperature,
-            pdl=self._pdl,
-        )
+        return make(weights, self._model.int4, cache, options.max_draft_len, pdl=self._pdl, **self._sampling)
 
     def _set_draft(self, draft: Draft | None) -> None:
         """Allocates the pinned outputs of `draft`, and captures its step."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -41,16 +41,8 @@ def as_pin(text: str) -> Pin:
     raise SpecterError(f"pin={text} is unknown", "use pin=require, pin=prefer or pin=off")
 
 
-class PageLocker(Protocol):
+class PageLocker:
     """Registers host memory with the driver; both methods raise OSError if it refuses."""
-
-    def register(self, address: int, num_bytes: int) -> None: ...
-
-    def unregister(self, address: int) -> None: ...
-
-
-class CudaPageLocker:
-    """cudaHostRegister of the framework's runtime."""
 
     def register(self, address: int, num_bytes: int) -> None:
         try:
@@ -106,7 +98,7 @@ class PinnedStore:
         self.is_pinned = pin != "off"
         self.wait_s = self.fault_s = self.lock_s = 0.0
         self._pin = pin
-        self._locker = locker if locker is not None else CudaPageLocker()
+        self._locker = locker if locker is not None else PageLocker()
         self._available_bytes = available_bytes
         self._arenas: dict[int, Tensor] = {}
         self._payloads: dict[int, tuple[Tensor, ...]] = {}  # rows of the arenas, sliced once
