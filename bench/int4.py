@@ -229,10 +229,7 @@ def reference_prefill(layer: int, rows: list[Rows], parts: Int4Layer, out: Tenso
     experts = chosen.unique().tolist()
     for expert in experts:
         mine, rank = (chosen == expert).nonzero(as_tuple=True)
-        gate, up, down = (
-            Int4Matrices(part.codes[expert], part.scales[expert], part.zeros[expert], part.group).dequantize(DTYPE)
-            for part in parts
-        )
+        gate, up, down = (part.layer(expert).dequantize(DTYPE) for part in parts)
         inner = F.silu(x[mine] @ gate.T) * (x[mine] @ up.T)
         out[mine] += (inner @ down.T).float() * weights[mine, rank, None]
     return len(experts)

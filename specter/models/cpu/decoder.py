@@ -90,15 +90,10 @@ class Decoder:
             raise SpecterError(
                 f"slots hold {arena.codec.dtype}, the decoder computes in {dtype}", f"use RawCodec({dtype}, ...)"
             )
-        self.spec = spec
-        self.num_layers = spec.num_layers
-        self.num_dense_layers = spec.num_dense_layers
-        self.num_experts = spec.num_experts
-        self.top_k = spec.top_k
-        self.tile = tile
+        self.num_layers, self.num_dense_layers = spec.num_layers, spec.num_dense_layers
+        self.num_experts, self.top_k = spec.num_experts, spec.top_k
+        self.spec, self.arena, self.tile, self.mm = spec, arena, tile, mm
         self.rowwise = False
-        self.mm = mm
-        self.arena = arena
         self.cache = KVCache(spec, capacity, dtype, device)
         self._weights = weights
         self._rotary = RotaryPairs(spec, capacity, dtype, device)

@@ -92,9 +92,7 @@ class PinnedStore:
             pin: `require` page-locked memory, `prefer` it (ordinary memory where it is refused, which is logged and
                 sets `is_pinned` to False), or `off`.
         """
-        self.codec = codec
-        self.num_layers = num_layers
-        self.num_experts = num_experts
+        self.codec, self.num_layers, self.num_experts = codec, num_layers, num_experts
         self.is_pinned = pin != "off"
         self.wait_s = self.fault_s = self.lock_s = 0.0
         self._pin = pin

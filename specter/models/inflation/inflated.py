@@ -52,10 +52,7 @@ class InflatedCheckpoint:
             raise SpecterError(f"layout={layout} is unknown", f"use layout={' or layout='.join(get_args(Layout))}")
         if layout == "random" and spec.layer_norm:
             raise SpecterError(f"a random isometry does not keep the LayerNorm of {spec.name}", "use layout=tiled")
-        self.narrow = narrow
-        self.spec = spec
-        self.layout = layout
-        self.dtype = dtype
+        self.narrow, self.spec, self.layout, self.dtype = narrow, spec, layout, dtype
         self.device = torch.device(device)
         self._seed = seed
         generator = torch.Generator().manual_seed(seed) if layout == "random" else None
