@@ -167,7 +167,8 @@ def chosen_codes(layer: Int4Layer, chosen: Tensor) -> Int4Layer:
 def int4_expert_bytes(packed: int4_moe.PackedExperts) -> float:
     """Device bytes of one INT4 expert, scales and zeros included."""
     layers, experts = packed.gate_up.shape[:2]
-    return packed.num_bytes / (layers * experts)
+    parts = packed.gate_up, packed.gate_up_params, packed.down, packed.down_params
+    return sum(part.nbytes for part in parts) / (layers * experts)
 
 
 def us_per_layer(run: Callable[[], None], num_layers: int, per_repeat: int) -> Sample:
