@@ -1,17 +1,13 @@
-"""Kernels run in Triton's interpreter where there is no GPU; the mode is fixed when a kernel's module is imported."""
+"""The interpreter's product of a tile, made exact, and small launches for it."""
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def _float64(handle: Any) -> Any:
