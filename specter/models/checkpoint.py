@@ -181,6 +181,12 @@ class Checkpoint:
         return total
 
     @property
+    def expert_dtypes(self) -> set[str]:
+        """Stored types of the routed experts' matrices: F32, F16, BF16, I8."""
+        items = self._entries.items()
+        return {entry.dtype for key, entry in items if ".mlp.experts." in key and not key.endswith(SCALE_SUFFIX)}
+
+    @property
     def num_files(self) -> int:
         return len({entry.path for entry in self._entries.values()})
 

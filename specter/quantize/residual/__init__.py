@@ -1,0 +1,1 @@
+"""Residual directories beside INT4 directories: write, resume, read, rebuild (docs/codec.md)."""
