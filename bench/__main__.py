@@ -1,11 +1,11 @@
-"""`python -m bench kernels|quantize key=value ...`: measures the runtime on this GPU; `--help` lists the keys."""
+"""`python -m bench kernels|quantize|residual key=value ...`: measurements on this GPU; `--help` lists the keys."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from bench import kernels, quantize
+from bench import kernels, quantize, residual
 from specter.arguments import run_command
 
 
@@ -16,8 +16,10 @@ def main(arguments: Sequence[str]) -> None:
         run_command(kernels.main, kernels.Options, options)
     elif name == "quantize":
         run_command(quantize.main, quantize.Options, options)
+    elif name == "residual":
+        run_command(residual.main, residual.Options, options)
     else:
-        print(f"error: bench {name or '(none)'} is unknown: use kernels or quantize", file=sys.stderr)
+        print(f"error: bench {name or '(none)'} is unknown: use kernels, quantize or residual", file=sys.stderr)
         sys.exit(2)
 
 

@@ -1,0 +1,284 @@
+"""`python -m bench residual`: encoder, Triton decoder and delivery over the link of one full-size model on this GPU.
+
+The model is an inflated stand-in. Its codes are those of its INT4 directory (`codes=gptq`), or round-to-nearest codes
+of the inflated weights (`codes=rtn`, `codes=rtn_asym`). Every encoded blob is decoded and compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from bench.measure import Sample, device_ms, host_ms
+from bench.report import Report, Row
+from bench.residual_inputs import LayerData, Slots, Source
+from specter import provenance
+from specter.codecs.residual.decode import check_blob
+from specter.codecs.residual.encode import Encoded, encode_layer
+from specter.codecs.residual.layout import Header
+from specter.codecs.residual.resident import layout_of
+from specter.errors import SpecterError
+from specter.kernels.pinned_io import pinned_zeros
+from specter.kernels.residual import Decoder
+from specter.models.cuda.graphs import Graph
+from specter.models.spec import ExpertId
+from specter.quantize.residual.convert import layer_report, summary
+from specter.quantize.residual.directory import expert_name
+
+GOAL_DECODE_US, GOAL_GB_PER_S, GOAL_ENCODE_S = 20.0, 105.0, 60.0  # DeepSeek-V2-Lite on an H200
+PER_LAUNCH = (1, 8, 16, 32)
+VARIANTS = tuple(itertools.product((2, 4, 8, 16), (64, 72, 80, None)))  # segments a program, registers
+NUM_STAGES = 4  # staging buffers of the pipelined delivery
+NUM_TIMED = 32  # different experts in rotation
+
+
+@dataclass(frozen=True)
+class Options:
+    """Encoder, decoder and delivery of residual experts."""
+
+    model: str = "deepseek_v2_lite"  # full size
+    checkpoint: Path | None = None  # its stand-in; by default data/standins/MODEL
+    codes: str = "gptq"  # or rtn, rtn_asym
+    quantized: Path | None = None  # INT4 directory of the stand-in; by default results/quantized/MODEL/gptq
+    layers: int = 0  # MoE layers to encode; 0: all
+    seconds: float = 0  # no layer is begun after this time; 0: no limit. Totals are then extrapolated
+    out: Path = Path("results/bench/residual.json")
+    commit: str = ""  # of the code, where there is no git
+
+
+class ResidualBench:
+    """Sections in order: `encode` leaves the experts that the others decode."""
+
+    def __init__(self, source: Source, report: Report, device: torch.device) -> None:
+        self.source = source
+        self.report = report
+        self.device = device
+        self.kept: list[tuple[LayerData, Encoded]] = []  # with NUM_TIMED experts in all
+
+    def encode(self, num_layers: int, limit_s: float) -> None:
+        """Encodes, checks, decodes and compares layer by layer."""
+        begin, spec = time.perf_counter(), self.source.spec
+        layers: list[dict[str, Any]] = []
+        seconds: list[float] = []
+        check_s, peak_bytes, is_equal = 0.0, 0, True
+        for layer in range(num_layers):
+            if limit_s and layers and time.perf_counter() - begin > limit_s:
+                break
+            data = self.source.layer(layer)
+            base = self._reset_peak()
+            start = time.perf_counter()
+            encoded = encode_layer(data.weights, data.codes)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+            peak_bytes = max(peak_bytes, torch.cuda.max_memory_allocated(self.device) - base)
+            start = time.perf_counter()
+            headers = self._check(layer, data, encoded)
+            check_s += time.perf_counter() - start
+            is_equal &= self._is_equal(data, encoded, headers)
+            layers.append(layer_report(encoded, layout_of(data.codes).num_weights))
+            if sum(kept.num_experts for kept, _ in self.kept) < NUM_TIMED:
+                self.kept.append((data, encoded))
+        share = spec.num_moe_layers / len(layers)
+        total = Sample((sum(seconds) * share,))
+        note = "all layers" if share == 1 else f"EXTRAPOLATED from {len(layers)} layers"
+        self.report.add(Row("encode the model", "s", total, goal=GOAL_ENCODE_S, note=note))
+        first = seconds[1:] or seconds  # the first layer compiles and warms up
+        raw_gb = 2 * layers[0]["num_weights"] / 1e9
+        rates = Sample(tuple(raw_gb / one for one in first))
+        self.report.add(Row("encode, bf16 read", "GB/s", rates, is_rate=True, note="a layer at a time"))
+        self.report.facts |= {
+            "layers": layers,
+            "encoded": summary(layers),
+            "num_layers": len(layers),
+            "check_s_per_layer": check_s / len(layers),
+            "encode_peak_gb_beside_input": peak_bytes / 1e9,
+        }
+        self.report.summary |= {
+            "bits_per_weight": summary(layers)["bits_per_weight"],
+            "encode_s": total.median,
+            "encode_peak_gb": peak_bytes / 1e9,
+            "bit_equal": is_equal,
+            "experts_compared": spec.num_experts * len(layers),
+        }
+
+    def decode(self) -> None:
+        """us per expert by experts a launch, and by the kernel's free choices."""
+        jobs, decoder, _slots = self._timed_jobs()
+        num_weights = decoder.layout.num_weights
+        for count in (count for count in PER_LAUNCH if count <= len(jobs)):
+            sample = self._decode_us(decoder, jobs, count)
+            goal = GOAL_DECODE_US if count >= 16 else None
+            rate = 2 * num_weights / sample.median / 1e3
+            self.report.add(
+                Row(f"decode, {count} a launch", "us/expert", sample, goal=goal, note=f"{rate:.0f} GB/s out")
+            )
+            self.report.summary[f"decode_us_{count}"] = sample.median
+        tuned = {}
+        for segments, registers in VARIANTS:
+            variant = replace(decoder, segments_per_program=segments, max_registers=registers)
+            tuned[f"{segments} segments, {registers} registers"] = self._decode_us(variant, jobs, len(jobs)).median
+        self.report.facts["decode_us by kernel choices"] = tuned
+
+    def deliver(self) -> None:
+        """Experts from page-locked host memory: raw, as blobs, and as blobs decoded behind the copies."""
+        jobs, decoder, slots = self._timed_jobs()
+        blobs = [blob for _, encoded in self.kept for blob in encoded.blobs][: len(jobs)]
+        host = [pinned_zeros((len(blob),), torch.int32, self.device).copy_(blob) for blob in blobs]
+        raw_words = decoder.layout.num_weights // 2
+        raw = [pinned_zeros((raw_words,), torch.int32, self.device) for _ in range(8)]
+        stages = torch.zeros(NUM_STAGES, decoder.layout.raw_words, dtype=torch.int32, device=self.device)
+        staged = [
+            jobs[index : index + 1].index_fill(
+                1, torch.tensor([0], device=self.device), stages[index % NUM_STAGES].data_ptr()
+            )
+            for index in range(len(jobs))
+        ]
+        pipeline = Pipeline(stages)
+        expert_bytes = 2 * decoder.layout.num_weights
+        blob_bytes = sum(blob.nbytes for blob in blobs) / len(blobs)
+        ways: dict[str, tuple[Callable[[], None], float]] = {
+            "copy raw bf16": (lambda: pipeline.copy([raw[i % 8] for i in range(len(jobs))]), expert_bytes),
+            "copy blobs": (lambda: pipeline.copy(host), blob_bytes),
+            "copy and decode blobs": (lambda: pipeline.deliver(host, decoder, staged), blob_bytes),
+        }
+        for name, (run, link_bytes) in ways.items():
+            ms = host_ms(run, repeats=7)
+            us = Sample(tuple(1e3 * value / len(jobs) for value in ms.values))
+            rates = Sample(tuple(expert_bytes / value / 1e3 for value in us.values))
+            goal = GOAL_GB_PER_S if name == "copy and decode blobs" else None
+            note = f"{us.median:.1f} us/expert, link {link_bytes / us.median / 1e3:.1f} GB/s"
+            self.report.add(Row(f"{name}, bf16 delivered", "GB/s", rates, goal=goal, is_rate=True, note=note))
+        self.report.summary["delivered_gb_per_s"] = rates.median
+        slots.memory.zero_()
+        pipeline.deliver(host, decoder, staged)
+        torch.cuda.synchronize()
+        experts = [(data, expert) for data, _ in self.kept for expert in range(data.num_experts)][: len(jobs)]
+        is_equal = all(slots.equal(slot, data, expert) for slot, (data, expert) in enumerate(experts))
+        self.report.summary["delivered_bit_equal"] = is_equal
+
+    def _reset_peak(self) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def _check(self, layer: int, data: LayerData, encoded: Encoded) -> list[Header]:
+        return [
+            check_blob(blob, data.codes_of(expert), expert_name(ExpertId(layer, expert)))
+            for expert, blob in enumerate(encoded.blobs)
+        ]
+
+    def _is_equal(self, data: LayerData, encoded: Encoded, headers: list[Header]) -> bool:
+        decoder = Decoder(layout_of(data.codes), encoded.windows)
+        slots = Slots.empty(data.num_experts, decoder.layout, self.device)
+        jobs = [
+            decoder.job(blob, headers[expert], slots.matrices(expert), data.codes_of(expert))
+            for expert, blob in enumerate(encoded.blobs)
+        ]
+        decoder.launch(torch.tensor(jobs, device=self.device))
+        return all(slots.equal(expert, data, expert) for expert in range(data.num_experts))
+
+    def _timed_jobs(self) -> tuple[Tensor, Decoder, Slots]:
+        """A job for each of NUM_TIMED experts, all with the first layer's windows."""
+        data, encoded = self.kept[0]
+        decoder = Decoder(layout_of(data.codes), encoded.windows)
+        again = [(data, encoded)]
+        for other, of_other in self.kept[1:]:
+            fits = of_other.windows == encoded.windows
+            again.append((other, of_other if fits else encode_layer(other.weights, other.codes, encoded.windows)))
+        self.kept = again
+        slots = Slots.empty(NUM_TIMED, decoder.layout, self.device)
+        jobs = []
+        for slot, (one, of_one, expert) in enumerate(itertools.islice(self._experts(), NUM_TIMED)):
+            blob, codes = of_one.blobs[expert], one.codes_of(expert)
+            jobs.append(decoder.job(blob, Header.unpack(blob, f"slot {slot}"), slots.matrices(slot), codes))
+        return torch.tensor(jobs, device=self.device), decoder, slots
+
+    def _experts(self) -> Iterator[tuple[LayerData, Encoded, int]]:
+        for data, encoded in self.kept:
+            for expert in range(data.num_experts):
+                yield data, encoded, expert
+
+    def _decode_us(self, decoder: Decoder, jobs: Tensor, count: int) -> Sample:
+        tables = [table.contiguous() for table in jobs.split(count)]
+
+        def launch_all() -> None:
+            for table in tables:
+                decoder.launch(table)
+
+        graph = Graph(launch_all)
+        sample = device_ms(lambda _: graph.replay(), repeats=7, per_repeat=5)
+        return Sample(tuple(1e3 * value / len(jobs) for value in sample.values))
+
+
+class Pipeline:
+    """Copies through a few staging buffers on one stream, decodes on another."""
+
+    def __init__(self, stages: Tensor) -> None:
+        self._stages = stages
+        self._link, self._compute = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def copy(self, payloads: list[Tensor]) -> None:
+        with torch.cuda.stream(self._link):
+            for index, payload in enumerate(payloads):
+                self._stages[index % len(self._stages), : len(payload)].copy_(payload, non_blocking=True)
+
+    def deliver(self, payloads: list[Tensor], decoder: Decoder, jobs: list[Tensor]) -> None:
+        """Payload i is decoded by job i, which reads stage i modulo their number."""
+        free: list[torch.cuda.Event | None] = [None] * len(self._stages)
+        for index, (payload, job) in enumerate(zip(payloads, jobs, strict=True)):
+            stage = index % len(self._stages)
+            with torch.cuda.stream(self._link):
+                if (event := free[stage]) is not None:
+                    self._link.wait_event(event)
+                self._stages[stage, : len(payload)].copy_(payload, non_blocking=True)
+                arrived = self._link.record_event()
+            with torch.cuda.stream(self._compute):
+                self._compute.wait_event(arrived)
+                decoder.launch(job)
+                free[stage] = self._compute.record_event()
+
+
+def run(options: Options, device: torch.device, console: Console) -> Report:
+    """Raises SpecterError for bad input, before large work."""
+    source = Source(options.model, options.checkpoint, options.codes, options.quantized, device)
+    inputs = {"model": options.model, "codes": options.codes, "checkpoint_sha256": source.narrow.digest()}
+    report = Report(options.out, provenance.of_device(device, options.commit, **inputs))
+    bench = ResidualBench(source, report, device)
+    num_layers = min(options.layers or source.spec.num_moe_layers, source.spec.num_moe_layers)
+    sections: dict[str, Callable[[], None]] = {
+        "encode": lambda: bench.encode(num_layers, options.seconds),
+        "decode": bench.decode,
+        "deliver": bench.deliver,
+    }
+    for name, section in sections.items():
+        begin = time.perf_counter()
+        try:
+            section()
+        except Exception as error:
+            report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
+            console.print_exception()
+        report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
+        report.write()
+    return report
+
+
+def main(options: Options) -> None:
+    """Exits with 1 if a section failed. Raises SpecterError for bad input."""
+    if not torch.cuda.is_available():
+        raise SpecterError("no CUDA device", "run this bench on a machine with a GPU")
+    console = Console(width=160)
+    report = run(options, torch.device("cuda"), console)
+    shown: dict[str, Any] = {key: value for key, value in report.facts.items() if key != "layers"}
+    replace(report, facts=shown).show(console)
+    if report.skipped:
+        sys.exit(1)
