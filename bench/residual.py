@@ -22,7 +22,7 @@ from bench.measure import Sample, device_ms, host_ms
 from bench.report import Report, Row
 from bench.residual_inputs import LayerData, Slots, Source
 from specter import provenance
-from specter.codecs.residual.decode import check_blob
+from specter.codecs.residual.decode import check_layer
 from specter.codecs.residual.encode import Encoded, encode_layer
 from specter.codecs.residual.layout import Header
 from specter.codecs.residual.resident import layout_of
@@ -172,10 +172,8 @@ class ResidualBench:
         return torch.cuda.memory_allocated(self.device)
 
     def _check(self, layer: int, data: LayerData, encoded: Encoded) -> list[Header]:
-        return [
-            check_blob(blob, data.codes_of(expert), expert_name(ExpertId(layer, expert)))
-            for expert, blob in enumerate(encoded.blobs)
-        ]
+        names = [expert_name(ExpertId(layer, expert)) for expert in range(data.num_experts)]
+        return check_layer(encoded.blobs, data.codes, names)
 
     def _is_equal(self, data: LayerData, encoded: Encoded, headers: list[Header]) -> bool:
         decoder = Decoder(layout_of(data.codes), encoded.windows)

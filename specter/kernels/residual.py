@@ -10,7 +10,7 @@ and l + 32 of a segment. A weight is rebuilt by one multiplication: with x its l
 (number * multiplier + x) >> 16 are its bits. The multiplier is -2^16, or 2^31 - 2^15 for level k = 0, whose number
 holds the sign in its lowest bit.
 
-Integer work is the bound, not memory. Blobs must have been checked (`specter.codecs.residual.decode.check_blob`).
+Integer work is the bound, not memory. Blobs must have been checked (`specter.codecs.residual.decode.check_layer`).
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -213,7 +213,7 @@ class Decoder:
         """One row of a job table. The tensors must stay where they are until the launch has run.
 
         Args:
-            blob: int32 [n]. header: what `check_blob` returned for it. out: bf16 matrices, contiguous.
+            blob: int32 [n]. header: what `check_layer` returned for it. out: bf16 matrices, contiguous.
             codes: of this expert.
 
         Raises:

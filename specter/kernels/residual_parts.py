@@ -44,7 +44,7 @@ def level_words(params, level, reach, edge, TWO_SIDED: tl.constexpr, BF16: tl.co
         middle = tl.minimum(tl.maximum(top - low + 1, 1), 512)
         total = middle + tl.minimum(tl.maximum(2 * tl.maximum(above, below), 0), 1535)
         width = _floor_log2(total + 15 * ((3 * middle + 3) >> 2) - 1) - 3
-        short = tl.minimum(((16 << width) - total) // 15, 1 << width)
+        short = tl.minimum((((16 << width) - total) * 34953) >> 19, 1 << width)  # a 15th of less than 2^14
         top = tl.where(offset == 0, _top(0.9375 * scale), top)
     else:
         outwards = tl.where((level == 0) | (level == 15), edge, reach)

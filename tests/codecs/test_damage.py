@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specter.codecs.residual.decode import check_blob, decode
+from specter.codecs.residual.decode import check_blob, check_layer, decode
 from specter.codecs.residual.encode import finish
 from specter.codecs.residual.layout import CHECKSUM_WORDS, ENTRY_WORDS, HEADER_WORDS, Header, Kind
 from specter.codecs.residual.resident import ResidentCodes, layout_of
@@ -40,6 +40,14 @@ def assert_refused(blob: Tensor, codes: Sequence[ResidentCodes], match: str = ""
 def test_whole_blobs_pass() -> None:
     for expert, blob in enumerate(BLOBS):
         assert check_blob(blob, LAYER.codes_of(expert), NAME).num_patches > 0
+
+
+def test_a_layer_is_checked_at_once() -> None:
+    names = ["first", "second"]
+    assert check_layer(BLOBS, LAYER.codes, names) == [Header.unpack(blob, NAME) for blob in BLOBS]
+    for blobs, name in ((BLOBS[::-1], "first"), ([BLOBS[0], flipped(BLOBS[1], 9999)], "second")):
+        with pytest.raises(SpecterError, match=name):
+            check_layer(blobs, LAYER.codes, names)
 
 
 def test_every_bit_of_the_header() -> None:

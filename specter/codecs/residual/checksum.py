@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 16  # words that share one table of multipliers
+_CHUNK = 1 << 18  # words that share one table of multipliers; part of the format
 
 
 def checksum(words: Tensor) -> Tensor:

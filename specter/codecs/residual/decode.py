@@ -29,26 +29,38 @@ from specter.codecs.residual.windows import Windows, level_words
 from specter.errors import SpecterError
 
 
-def check_blob(blob: Tensor, codes: Sequence[ResidentCodes], name: str) -> Header:
-    """Proves that a blob is whole and belongs to these codes; a decoder may then use it unchecked.
+def check_layer(blobs: Sequence[Tensor], codes: Sequence[ResidentCodes], names: Sequence[str]) -> list[Header]:
+    """Proves that blobs are whole and belong to these codes; a decoder may then use them unchecked.
 
     Args:
-        blob: int32 [n]. codes: of one expert, on the same device. name: of the expert, for messages.
+        blobs: int32 [n] each, of all experts of a layer. codes: of the layer, leading dim E, on the same device.
+        names: of the experts, for messages.
 
     Raises:
         SpecterError: naming the expert and what is wrong.
     """
-    header = check_bytes(blob, layout_of(codes), name)
-    if int(codes_checksum(codes)) != header.codes_checksum:
-        raise SpecterError(
-            f"{name}: the residual belongs to other INT4 codes or scales, or these are damaged",
-            "give the INT4 directory that the residual was encoded with, or encode it again",
-        )
-    return header
+    layout = layout_of(codes)
+    headers = []
+    for blob, codes_sum, name in zip(blobs, codes_checksum(codes).tolist(), names, strict=True):
+        header = check_bytes(blob, layout, name)
+        if codes_sum != header.codes_checksum:
+            raise SpecterError(
+                f"{name}: the residual belongs to other INT4 codes or scales, or these are damaged",
+                "give the INT4 directory that the residual was encoded with, or encode it again",
+            )
+        headers.append(header)
+    return headers
+
+
+def check_blob(blob: Tensor, codes: Sequence[ResidentCodes], name: str) -> Header:
+    """`check_layer` of one expert, whose codes have no leading dim. Raises SpecterError as that does."""
+    return check_layer(
+        [blob], [ResidentCodes(part.words[None], part.params[None], part.scale_dtype) for part in codes], [name]
+    )[0]
 
 
 def check_bytes(blob: Tensor, layout: Layout, name: str) -> Header:
-    """`check_blob` without the codes. Raises SpecterError naming the expert and what is wrong."""
+    """`check_layer` of one blob, without its codes. Raises SpecterError naming the expert and what is wrong."""
     header = Header.unpack(blob, name)
     if header.num_words != len(blob):
         raise damaged(name, f"has {len(blob)} words, its header says {header.num_words}")

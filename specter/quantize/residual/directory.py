@@ -91,7 +91,7 @@ class ResidualDirectory:
         return cls(directory, spec, report)
 
     def layer(self, layer: int) -> LayerBlobs:
-        """The blobs of MoE layer `layer`, on the CPU; each is still to be checked (`check_blob`).
+        """The blobs of MoE layer `layer`, on the CPU; each is still to be checked (`check_layer`).
 
         Raises:
             SpecterError: the file is missing, truncated or of another format or layer.
