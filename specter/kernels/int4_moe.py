@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specter.codecs.int4 import Int4Matrices
+from specter.codecs.residual.resident import ResidentCodes
 from specter.errors import SpecterError
 from specter.kernels.device import Launch, Stream, pow2, silu, wait_previous, wait_then_release
 from specter.kernels.octets import OCTET, Octets, octet_sums, store_octets
@@ -44,10 +45,8 @@ def pack_matrices(matrices: Int4Matrices) -> tuple[Tensor, Tensor]:
             f"INT4 groups of {matrices.group} in rows of {num_in} do not fit the fused kernel",
             "quantise with a group size that is a multiple of 32",
         )
-    shifts = torch.tensor([0, 8, 16, 24, 4, 12, 20, 28], device=matrices.codes.device)
-    words = (matrices.codes.unflatten(-1, (-1, OCTET)).long() << shifts).sum(-1)
-    scales = matrices.scales.view(torch.int16).int() & 0xFFFF | matrices.zeros.half().view(torch.int16).int() << 16
-    return torch.where(words >= 2**31, words - 2**32, words).int(), scales
+    packed = ResidentCodes.pack(matrices)
+    return packed.words, packed.params
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from specter.codecs.residual.layout import BLOCK, HEADER_WORDS, Header, Kind, La
 from specter.codecs.residual.resident import ResidentCodes, layout_of, unpack_codes, unpack_params
 from specter.codecs.residual.windows import CANDIDATES, Windows
 from specter.errors import SpecterError
-from specter.kernels.int4_moe import PackedExperts, pack_matrices
+from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
 from specter.quantize.gptq import quantize_gptq
 from specter.quantize.rtn import quantize_rtn
@@ -207,8 +207,8 @@ def test_headers_round_trip() -> None:
 def test_codes_lie_as_the_draft_reads_them() -> None:
     matrices = quantize_rtn(torch.randn(2, 6, 256), 128, sym=False)
     codes = ResidentCodes.pack(matrices)
-    words, params = pack_matrices(matrices)
-    assert torch.equal(codes.words, words) and torch.equal(codes.params, params)
+    for place, nibble in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+        assert torch.equal(codes.words >> 4 * nibble & 15, matrices.codes[..., place::8].int())
     assert torch.equal(unpack_codes(codes.words), matrices.codes.int())
     scales, zeros = unpack_params(codes.params, torch.float16)
     assert torch.equal(scales, matrices.scales.float()) and torch.equal(zeros, matrices.zeros.int())
