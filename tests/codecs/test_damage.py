@@ -169,6 +169,31 @@ def test_wrong_headers_with_a_right_checksum(fields: dict[str, int]) -> None:
     assert_refused(rewritten(lambda blob: None, **fields), LAYER.codes_of(0))
 
 
+def test_words_between_stream_and_patches() -> None:
+    """The last block must end in the last word of the streams."""
+    blob = torch.cat([BLOBS[0][: HEADER.patch_offset], torch.zeros(16).int(), BLOBS[0][HEADER.patch_offset :]])
+    blob[HEADER_WORDS + ENTRY_WORDS * LAYOUT.num_blocks] += 16
+    header = replace(HEADER, patch_offset=HEADER.patch_offset + 16, num_words=len(blob))
+    assert_refused(finish(header, blob[HEADER_WORDS:]), LAYER.codes_of(0), "segments")
+
+
+def test_words_behind_the_patches() -> None:
+    blob = torch.cat([BLOBS[0], torch.zeros(16).int()])
+    header = replace(HEADER, num_words=len(blob))
+    assert_refused(finish(header, blob[HEADER_WORDS:]), LAYER.codes_of(0), "another size")
+
+
+def test_patches_of_the_next_block() -> None:
+    """A position beyond its own block, where the next block has a weight and no patch."""
+    layer = make_layer("gauss", [(32, 512), (1, 512)], 1)
+    layer.weights[0][0, 0, 0] = 1e30
+    blob, codes = layer.encode(NEAREST).blobs[0], layer.codes_of(0)
+    header = check_blob(blob, codes, NAME)
+    assert header.num_patches == 1
+    blob[header.patch_offset] += 0x2000 << 16
+    assert_refused(finish(header, blob[HEADER_WORDS:]), codes, "outside their block")
+
+
 @given(word=st.integers(0, STREAM_WORDS - 1), bit=st.integers(0, 31))
 @settings(max_examples=60, deadline=None)
 def test_a_wrong_stream_never_crashes(word: int, bit: int) -> None:

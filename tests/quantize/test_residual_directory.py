@@ -222,9 +222,13 @@ def test_another_original_is_refused(
     refused(capsys, lambda: rebuild(quantized, residual, tmp_path / "back"), "MoE layer 0", "differ")
 
 
-def cut_offsets(content: dict[str, Tensor]) -> None:
-    name = next(name for name in content if name.endswith("_offsets"))
-    content[name] = content[name] - 16
+def shifted(index: int | slice, words: int) -> Any:
+    """Moves offsets of a layer's blobs."""
+
+    def change(content: dict[str, Tensor]) -> None:
+        next(value for name, value in content.items() if name.endswith("_offsets"))[index] += words
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -232,7 +236,9 @@ def cut_offsets(content: dict[str, Tensor]) -> None:
     [
         (lambda content: None, {"format": "specter-residual-v2"}, "is not layer 0 in format"),
         (lambda content: None, {"layer": 1}, "is not layer 0"),
-        (cut_offsets, {}, "offsets that do not fit"),
+        (shifted(slice(None), -16), {}, "offsets that do not fit"),
+        (shifted(1, 8), {}, "offsets that do not fit"),
+        (shifted(1, 1 << 20), {}, "offsets that do not fit"),
         (lambda content: content.clear(), {}, "missing or damaged"),
     ],
 )
