@@ -131,7 +131,8 @@ def test_awq_is_refused(
 ) -> None:
     spec, checkpoint, quantized = deepseek
     experts = read_directory(quantized, spec)
-    scaled = dataclasses.replace(experts, input_scales=torch.ones(spec.num_moe_layers, spec.hidden))
+    scales = torch.ones(spec.num_moe_layers, spec.hidden)
+    scaled = dataclasses.replace(experts, method="awq", input_scales=scales)
     (tmp_path / "awq").mkdir()
     write_directory(tmp_path / "awq", scaled, spec, GROUP)
     refused(capsys, lambda: encode(checkpoint, tmp_path / "awq", tmp_path / "out"), "AWQ")
