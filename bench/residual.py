@@ -18,8 +18,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bench.measure import Sample, device_ms, host_ms
-from bench.report import Report, Row
+from bench.report import Report, Row, Sample, device_ms, host_ms
 from bench.residual_inputs import LayerData, Slots, Source
 from specter import provenance
 from specter.codecs.residual.decode import check_layer
@@ -29,7 +28,7 @@ from specter.codecs.residual.resident import layout_of
 from specter.errors import SpecterError
 from specter.kernels.pinned_io import pinned_zeros
 from specter.kernels.residual import Decoder
-from specter.models.cuda.graphs import Graph
+from specter.models.cuda.passes import Graph
 from specter.models.spec import ExpertId
 from specter.quantize.residual.convert import layer_report, summary
 from specter.quantize.residual.directory import expert_name

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from bench import residual
-from bench.measure import Sample
+from bench.report import Sample
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.models.checkpoint import write_checkpoint
