@@ -21,9 +21,9 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _words_kernel(params, out, reach, edge, TWO_SIDED: tl.constexpr, BF16: tl.constexpr, BLOCK: tl.constexpr):
+def _words_kernel(groups, out, reach, edge, TWO_SIDED: tl.constexpr, BF16: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, level_words(tl.load(params + at // 16), at % 16, reach, edge, TWO_SIDED, BF16))
+    tl.store(out + at, level_words(tl.load(groups + at // 16), at % 16, reach, edge, TWO_SIDED, BF16))
 
 
 @triton.jit
