@@ -20,12 +20,14 @@ ROOMS = (
     ("clocks and costs", ["specter.timeline", "specter.records"]),
     ("INT4 matrices", ["specter.codecs"]),
     ("kernels", ["specter.kernels"]),
-    ("checkpoints and shared numerics", ["specter.models", "specter.hub"]),
+    ("checkpoints and shared numerics", ["specter.models"]),
     ("quantizers", ["specter.quantize"]),
     ("policies", ["specter.experts", "specter.speculation"]),
     ("configuration", ["specter.config", "specter.floors", "specter.recording"]),
     ("tokens from logits", ["specter.speculation.sampling"]),
-    ("what a run needs", ["specter.memory", "specter.resolve", "specter.prompts"]),
+    ("what a run needs", ["specter.hub", "specter.memory", "specter.resolve", "specter.prompts"]),
+    ("the quantizers' commands", ["specter.quantize.cli", "specter.quantize.__main__",
+                                  "specter.quantize.residual.__main__"]),
     ("the engine", ["specter.engine"]),
     ("one input", ["specter.metrics", "specter.session"]),
     ("models that compute", ["specter.models.cpu", "specter.models.inflation", "specter.models.cuda"]),
@@ -56,18 +58,9 @@ MODULES = _modules()
 
 
 def _imports(name: str) -> Iterator[str]:
-    """Modules of this repository that `name` imports, inside functions too, but not for type checking alone."""
+    """Modules of this repository that `name` imports, inside functions and for type checking too."""
     tree = ast.parse(MODULES[name].read_text())
-    typing_only = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
-        for statement in block.body
-        for node in ast.walk(statement)
-    }
     for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -67,7 +67,7 @@ def test_the_shipped_reference_is_whole() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "use kernels or quantize"),
+        ([], "use kernels, quantize or residual"),
         (["rounds"], "bench rounds is unknown"),
         (["kernels", "cap=3"], "cap_gb"),
         (["kernels", "model=nothing"], "model 'nothing' is unknown"),

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from specter.kernels.pinned_io import copy_pinned
+from specter.kernels.pinned_io import PinnedRing, copy_pinned
 from specter.models.base import Output, Routing
-from specter.models.cuda.target import OUTPUT_ROWS
-
-if TYPE_CHECKING:
-    from specter.models.cuda.runner import ModelRunner
+from specter.models.cuda.target import OUTPUT_ROWS, Target
 
 Key = tuple[str, int, int]  # part of a pass, layer, rows launched
 Part = tuple[str, int, Callable[[], object]]  # a part of a pass, its layer, and its launch; one graph each
@@ -48,11 +45,24 @@ class Graph:
         self._graph.replay()
 
 
+class Runner(Protocol):
+    """What a pass uses of a `ModelRunner`; results lie in page-locked memory."""
+
+    num_layers: int
+    num_dense_layers: int
+    target: Target
+    tables: PinnedRing  # of slots
+    routing: Tensor  # int16 [MoE layers, max_rows, top_k]
+    predicted: Tensor  # int16 [MoE layers - 1, max_rows, top_k]
+    tokens: Tensor  # int32 [OUTPUT_ROWS]
+    host_tokens: Any  # the same memory as an array
+
+
 @dataclass(frozen=True, slots=True)
 class WavePass:
     """A `TargetPass` in waves. Captured parts are replayed, the others launched kernel by kernel."""
 
-    runner: ModelRunner
+    runner: Runner
     graphs: Mapping[Key, Graph]
     num_rows: int
     num_launched: int  # with padding
