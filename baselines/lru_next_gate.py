@@ -3,7 +3,7 @@
 Faithful to: the usual prefetch of runtimes without a draft (for example arXiv 2312.17238, "speculative loading"; see
 mixtral_offloading). The residual stream changes slowly from layer to layer, so the next layer's norm and router on the
 current hidden state (attention added, experts not yet) predict most of its experts one layer ahead.
-Departing where: nowhere that we know of; copy stream, slots and kernels are those of every system here. The prediction
+Departing where: no known departure; copy stream, slots and kernels are those of every system here. The prediction
 is charged as one more router product per layer; on a device it is one, in a graph of its own. All of the top-k are
 fetched behind the current layer's misses, and predicted experts are protected until their layer has run.
 """

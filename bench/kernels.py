@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from bench.agreement import load_prompts
-from bench.report import Report
+from bench.report import Report, run_section
 from bench.resident import PROMPT_TOKENS, ResidentBench, unfused_row
 from bench.streaming import StreamingBench, link_rows
 from specter import provenance
@@ -110,18 +110,6 @@ def _stream_and_decode(
     section("INT4 prefill", resident.int4_prefill)
     section("transformers eager", resident.eager)
     section("agreement with the narrow model", resident.narrow_agreement)
-
-
-def run_section(name: str, measure: Callable[[], object], report: Report, console: Console) -> None:
-    """Runs one section and writes the report. A failure is recorded and does not end the bench."""
-    begin = time.perf_counter()
-    try:
-        measure()
-    except Exception as error:
-        report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
-        console.print_exception()
-    report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
-    report.write()
 
 
 def provenance_of(options: Options, model: LoadedModel, quantized: Path, budget: DeviceBudget) -> dict[str, str]:

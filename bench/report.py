@@ -181,3 +181,15 @@ class Report:
         for title, content in (("facts", self.facts), ("summary", self.summary), ("skipped", self.skipped)):
             for key, value in content.items():
                 console.print(f"{title}: {key} = {value}", highlight=False)
+
+
+def run_section(name: str, measure: Callable[[], object], report: Report, console: Console) -> None:
+    """Runs one section and writes the report. A failure is recorded and does not end the bench."""
+    begin = time.perf_counter()
+    try:
+        measure()
+    except Exception as error:
+        report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
+        console.print_exception()
+    report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
+    report.write()

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bench.report import Report, Row, Sample, device_ms, host_ms
+from bench.report import Report, Row, Sample, device_ms, host_ms, run_section
 from bench.residual_inputs import LayerData, Slots, Source
 from specter import provenance
 from specter.codecs.residual.decode import check_layer
@@ -258,14 +258,7 @@ def run(options: Options, device: torch.device, console: Console) -> Report:
         "deliver": bench.deliver,
     }
     for name, section in sections.items():
-        begin = time.perf_counter()
-        try:
-            section()
-        except Exception as error:
-            report.skipped[name] = f"FAILED: {type(error).__name__}: {error}"
-            console.print_exception()
-        report.facts[f"seconds: {name}"] = round(time.perf_counter() - begin, 1)
-        report.write()
+        run_section(name, section, report, console)
     return report
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench import kernels
 from bench.__main__ import main
 from bench.kernels import SUMMARY_KEYS
-from bench.report import Report, Row, Sample, StepBytes, ms_at
+from bench.report import Report, Row, Sample, StepBytes, ms_at, run_section
 from specter.models.full_size import FULL_SIZE
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
@@ -112,8 +112,8 @@ def test_a_failed_section_does_not_end_the_bench(tmp_path: Path) -> None:
         raise RuntimeError("no")
 
     report = Report(tmp_path / "bench.json", {})
-    kernels.run_section("bad", fail, report, Console(quiet=True))
-    kernels.run_section("good", lambda: None, report, Console(quiet=True))
+    run_section("bad", fail, report, Console(quiet=True))
+    run_section("good", lambda: None, report, Console(quiet=True))
     content = json.loads(report.path.read_text())
     assert content["skipped"] == {"bad": "FAILED: RuntimeError: no"}
     assert {"seconds: bad", "seconds: good"} <= set(content["facts"])
