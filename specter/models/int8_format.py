@@ -29,5 +29,9 @@ def encode(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def decode_tensor(codes: Tensor, scale: Tensor) -> Tensor:
-    """One tensor back to fp32: codes int8 [..., n], scale fp16 [...]."""
-    return codes.float() * scale.float()[..., None]
+    """One tensor back, as fp32 that holds BF16 values: codes int8 [..., n], scale fp16 [...].
+
+    The checkpoints that stand-ins stand for are BF16. Rounding here gives CPU, device and residual codec the same
+    weights.
+    """
+    return (codes.float() * scale.float()[..., None]).bfloat16().float()

@@ -51,7 +51,9 @@ def test_int8_reads_the_decoded_values(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, TINY, tensors, int8=True)
     coded = encode(tensors)
     checkpoint = Checkpoint.open(tmp_path)
-    assert torch.equal(checkpoint.tensor(UP), decode_tensor(coded[UP], coded[UP + ".scale"]))
+    value = checkpoint.tensor(UP)
+    assert torch.equal(value, decode_tensor(coded[UP], coded[UP + ".scale"]))
+    assert torch.equal(value, value.bfloat16().float()), "a stand-in holds the 16-bit weights that the device loads"
     assert torch.equal(checkpoint.tensor(NORM), tensors[NORM].half().float())
 
 

@@ -27,7 +27,7 @@ from specter.speculation.drafts import DRAFTS
 from specter.speculation.sampling import build_sampler
 
 RESIDENT = SystemConfig(name="resident", eviction="resident")  # plain decoding with every expert in a slot
-DTYPE = torch.float32  # represents a checkpoint's int8 or BF16 values exactly
+DTYPE = torch.float32  # represents BF16 values, a stand-in's too, exactly
 MARGIN = 1.1  # of memory: one expert while loading, the folding of one layer, the allocator
 
 
