@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -56,12 +57,12 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 class TextKey(NamedTuple):
-    """What decides the tokens of a run, within one model and data set. K is 0 for plain decoding; a draft is `shared`,
-    or has non-expert weights and KV of its `own`."""
+    """What decides the tokens of a run, within one model and data set. K is 0 for plain decoding, and "auto" for a
+    dense recording; a draft is `shared`, or has non-expert weights and KV of its `own`."""
 
     sampling: str
     prompt_tokens: int
-    k: int
+    k: int | str
     input: int
     draft: str = SHARED
 
@@ -74,7 +75,7 @@ class TextKey(NamedTuple):
 def text_key(config: RunConfig) -> TextKey:
     """The key of the recording that this run replays."""
     draft = _recorded_draft(config.system.draft) if config.draft_len else SHARED
-    return TextKey(config.sampling.kind, config.prompt_tokens, config.draft_len, config.input, draft)
+    return TextKey(config.sampling.kind, config.prompt_tokens, config.depth, config.input, draft)
 
 
 def _recorded_draft(draft: str) -> str:
@@ -121,7 +122,7 @@ def recording_runs(scale: str, experiment: str, model: str, dataset: str) -> lis
     plain, drafting = (load(SystemConfig, "system", name) for name in ("resident", OURS))
     drafting = replace(drafting, name="recorder", planner="none", eviction="resident")
     runs = []
-    for k, draft in [(0, SHARED), *sorted(kinds)]:
+    for k, draft in [(0, SHARED), *sorted(kinds, key=_by_depth)]:
         runs += _product(
             replace(base, system=replace(drafting, draft=draft) if k else plain, k=k or 1),
             sampling=_all(SamplingConfig, "sampling", sorted(what.samplings)),
@@ -232,12 +233,19 @@ def _budget(name: str, policy: str) -> BudgetConfig:
         return replace(load(BudgetConfig, "budget", name), policy=policy)
 
 
-def _depths(scale: Scale, experiment: Experiment, model: str, system: SystemConfig) -> list[int]:
+def _depths(scale: Scale, experiment: Experiment, model: str, system: SystemConfig) -> list[int | str]:
     """The K that a system runs at. Plain decoding, and a system with a K of its own, run once."""
     if not system.speculative:
         return [1]
     ks = experiment.depths.get(system.name, experiment.ks) if system.draft_len is None else [system.draft_len]
-    return sorted({min(k, scale.max_k) for k in ks or [compose([f"model={model}"]).model.published_k]})
+    ks = ks or [compose([f"model={model}"]).model.published_k]
+    return sorted({k if isinstance(k, str) else min(k, scale.max_k) for k in ks}, key=lambda k: _by_depth((k, "")))
+
+
+def _by_depth(kind: tuple[int | str, str]) -> tuple[float, str]:
+    """Sorts kinds of recordings by K, and `auto` behind them."""
+    k, draft = kind
+    return (math.inf if isinstance(k, str) else k), draft
 
 
 def _inputs(scale: Scale, experiment: Experiment, model: str) -> range:

@@ -65,7 +65,7 @@ class RecordingStore:
         key = {
             "prompt": text.prompt,
             "sampling": dataclasses.asdict(config.sampling),
-            "k": config.draft_len,
+            "k": config.depth,
             "draft": config.system.draft,
             "max_new_tokens": config.max_new_tokens,
             "tile_rows": config.tile_rows,

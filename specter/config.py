@@ -20,6 +20,7 @@ from specter.errors import SpecterError
 from specter.experts.policies.base import EVICTIONS, PLANNERS, PREDICTORS
 from specter.experts.transfer import TRANSFERS
 from specter.registry import Registry, import_modules
+from specter.speculation.depth import AUTO, MAX_AUTO
 from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
 from specter.typed import build_typed
@@ -61,7 +62,7 @@ class SystemConfig:
     predictor: str = registered(PREDICTORS, "none")  # what to load for the layer after the one that runs
     transfer: str = registered(TRANSFERS, "copy_stream")
     draft: str = registered(DRAFTS, SHARED)  # whose non-expert weights and KV the draft uses
-    draft_len: int | None = None  # overrides the run's k
+    draft_len: int | str | None = None  # overrides the run's k
     num_buffers: int = 0  # spare device buffers of one expert each
     num_staging: int = 0  # slots, of the budget, for experts loaded ahead (eviction "retain")
     title: str = ""
@@ -135,7 +136,7 @@ class RunConfig:
     extensions: list[str] = field(default_factory=list)  # packages that register policies
     # "device" measures on this machine's GPU, whose memory `hardware` caps.
     clock: str = field(default="virtual", metadata=one_of("virtual", "device"))
-    k: int = 16
+    k: int | str = 16  # draft tokens per round, or "auto"
     max_new_tokens: int = 128
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
     prompt: str | None = None  # a text instead of the data set's input
@@ -148,11 +149,26 @@ class RunConfig:
     results: str = "results/adhoc"
 
     @property
-    def draft_len(self) -> int:
-        """Draft tokens per round; 0 decodes plainly."""
+    def depth(self) -> int | str:
+        """Draft tokens per round, or "auto"; 0 decodes plainly."""
         if not self.system.speculative:
             return 0
         return self.k if self.system.draft_len is None else self.system.draft_len
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether every round has a K of its own."""
+        return self.depth == AUTO
+
+    @property
+    def draft_len(self) -> int:
+        """The most draft tokens of a round."""
+        return min(MAX_AUTO, self.max_len) if self.is_auto else int(self.depth)
+
+    @property
+    def max_len(self) -> int:
+        """The longest draft that one verification pass takes: K+1 positions in its tiles."""
+        return MAX_VERIFY_TILES * self.tile_rows - 1
 
 
 def validate(config: RunConfig) -> RunConfig:
@@ -213,7 +229,9 @@ def _check_names(config: RunConfig) -> None:
 
 
 def _check_system(config: RunConfig) -> None:
-    system, max_k = config.system, MAX_VERIFY_TILES * config.tile_rows - 1
+    system, max_k = config.system, config.max_len
+    if isinstance(config.depth, str) and not config.is_auto:
+        raise SpecterError(f"k={config.depth!r} is not a depth", f"give a number, or k={AUTO}")
     if system.speculative and not 1 <= config.draft_len <= max_k:
         raise SpecterError(
             f"k={config.draft_len} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "

@@ -21,6 +21,7 @@ from specter.experts.policies.base import NextLayerPredictor, Planner
 from specter.models.base import Model, Output, Proposal
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Sampler
+from specter.speculation.depth import Depth
 from specter.timeline.base import Event, Mark, Timeline, difference
 from specter.timeline.costs import CostModel
 
@@ -63,7 +64,7 @@ class Engine:
 
     Args:
         planner: plans loads during drafting. predictor: plans loads one layer ahead.
-        draft_len: K; 0 decodes plainly, one token a round.
+        depth: the K of each round; 0 decodes plainly, one token a round.
         has_own_draft: the draft has a KV cache of its own, and is charged for filling it.
 
     Attributes:
@@ -76,7 +77,7 @@ class Engine:
     timeline: Timeline
     costs: CostModel
     planner: Planner
-    draft_len: int
+    depth: Depth
     predictor: NextLayerPredictor
     has_own_draft: bool = False
     generation: Generation | None = field(default=None, init=False)
@@ -113,6 +114,7 @@ class Engine:
         self.model.reset()
         self._draft_seen = 0
         self._unrecorded = None
+        self.depth.begin()
         generation = self.generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         try:
             tokens = [*prompt, self._prefill(generation, prompt)]
@@ -137,7 +139,8 @@ class Engine:
         """
         begin = self._window()
         self.cache.begin_round()
-        proposals, batches = self.draft(committed, min(self.draft_len, remaining - 1))
+        present = partial(self.cache.present, self._num_moe_layers, self.model.num_experts)
+        proposals, batches = self.draft(committed, self.depth.choose(remaining - 1, present))
         draft_end_ns = self.timeline.now_ns()
 
         barrier = self.planner.barrier(batches)
@@ -147,6 +150,7 @@ class Engine:
         outputs = self.target_pass(tokens, len(committed) - 1, num_outputs=len(tokens), after=barrier)
         new_tokens = self.sampler.verify(proposals, outputs, len(committed))
         self._observe_copies(batches)
+        self.depth.verified(len(proposals), len(new_tokens) - 1)
 
         committed += new_tokens
         self.model.crop(len(committed) - 1)
@@ -210,6 +214,7 @@ class Engine:
                 predicted, done = compute(costs.predict_next(tiles), partial(target.predict_next, layer))
             self._wait(done)  # sync: the host needs this layer's routing to issue fetches
             counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
+            self.depth.demand(moe_layer, counts, len(tokens))
             for wave in self.cache.waves(moe_layer, counts, known=done):
                 run = partial(target.run_experts, layer, wave.experts, wave.indices)
                 _, ran = compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
@@ -292,3 +297,4 @@ class Engine:
             compute_busy_ms=lanes.compute_busy_ns / 1e6,
         )
         self.generation.rounds.append(record)
+        self.depth.observe(record)

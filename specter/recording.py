@@ -2,6 +2,10 @@
 
 Losslessness means that budget, planner, system and machine change no token. So one live run per (model, draft, prompt,
 K, sampling) records tokens and routing, and all other runs are the same engine over a `ReplayModel` that returns them.
+
+A *dense* recording has a draft of K tokens from every position of the text, made by committing one token a round
+(`accept.FirstToken`). It serves rounds of any K up to its own: a shorter draft is the beginning of a longer one, and
+a row of a target pass does not depend on the rows after it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from specter.records import Generation
 
 NO_TOKEN = -1  # the target's token after a rejected draft: never read
 NO_EXPERT = -1  # routing that the host does not see
+DENSE = "dense"  # key of `Recording.meta`
 
 
 @dataclass(slots=True)
@@ -48,6 +53,11 @@ class Recording:
     @property
     def prompt(self) -> list[int]:
         return self.passes[0].tokens
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every position of the text has a draft: each pass commits one token, also where it drafted."""
+        return DENSE in self.meta
 
     @property
     def has_routing(self) -> bool:
@@ -185,7 +195,11 @@ class _RecordingPass:
 
 class ReplayModel:
     """A `Model` over recordings; its outputs are tokens, for `TokenSampler`. The prompt of a prefill (a pass at
-    position 0) selects the recording. Calls that were not recorded raise SpecterError."""
+    position 0) selects the recording. Calls that were not recorded raise SpecterError.
+
+    Attributes:
+        played: the passes of this generation.
+    """
 
     def __init__(self, recordings: Sequence[Recording], num_dense_layers: int, num_experts: int) -> None:
         if not all(recording.has_routing for recording in recordings):
@@ -193,21 +207,22 @@ class ReplayModel:
         num_moe_layers, _, self.top_k = recordings[0].passes[0].target_routing.shape
         self.num_layers, self.num_dense_layers = num_dense_layers + num_moe_layers, num_dense_layers
         self.num_experts = num_experts
-        self._by_prompt = {tuple(recording.prompt): recording.passes for recording in recordings}
+        self._by_prompt = {tuple(recording.prompt): recording for recording in recordings}
         self.reset()
 
     def reset(self) -> None:
-        self._passes: list[RecordedPass] = []
-        self._next = 0  # index of the next pass
+        self.played: list[RecordedPass] = []
+        self._recording: Recording | None = None
         self._num_drafted = 0
 
     def begin_draft(self, token: int, position: int, choose: Choose) -> None:
-        one = self._pass()
+        one = self._pass(position)
+        self._drafting = one
         if token != one.tokens[0] or position != one.position:
             self._refuse(f"a draft from token {token} at position {position}")
 
     def draft_step(self) -> FinishedStep:
-        one = self._pass()
+        one = self._drafting
         index = self._num_drafted
         drafts = one.tokens[1:]
         if index >= len(drafts):
@@ -217,11 +232,13 @@ class ReplayModel:
 
     def target_pass(self, tokens: Sequence[int], position: int, num_outputs: int) -> TargetPass:
         if position == 0:
-            self._passes, self._next = self._by_prompt.get(tuple(tokens), []), 0
-        one = self._pass()
+            self._recording = self._by_prompt.get(tuple(tokens))
+        one = self._pass(position)
+        if self._recording is not None and self._recording.is_dense:
+            one = _first_rows(one, len(tokens), self._recording)
         if list(tokens) != one.tokens or position != one.position:
             self._refuse(f"a pass over {len(tokens)} tokens at position {position}")
-        self._next += 1
+        self.played.append(one)
         self._num_drafted = 0
         outputs = [*one.new_tokens, *[NO_TOKEN] * (num_outputs - len(one.new_tokens))]
         return _ReplayPass(one.target_routing, one.predicted, outputs, self.num_dense_layers)
@@ -229,13 +246,32 @@ class ReplayModel:
     def crop(self, length: int) -> None:
         pass
 
-    def _pass(self) -> RecordedPass:
-        if self._next >= len(self._passes):
-            self._refuse(f"pass {self._next} of {len(self._passes)}")
-        return self._passes[self._next]
+    def _pass(self, position: int) -> RecordedPass:
+        """The recorded pass at `position`; without a dense recording, the next one."""
+        recording, index = self._recording, len(self.played)
+        if recording is not None and recording.is_dense and position:
+            index = position - len(recording.prompt) + 1
+        if recording is None or index >= len(recording.passes):
+            self._refuse(f"a pass at position {position}")
+        return recording.passes[index]
 
     def _refuse(self, what: str) -> NoReturn:
         raise SpecterError(f"not recorded: {what}", "record the run with this prompt, K and sampling first")
+
+
+def _first_rows(one: RecordedPass, num_rows: int, recording: Recording) -> RecordedPass:
+    """A pass of a dense recording as it would have been with `num_rows` - 1 drafts; a prefill stays whole."""
+    if one.position == 0:
+        return one
+    drafts, text = one.tokens[1:num_rows], recording.tokens[one.position - len(recording.prompt) + 1 :]
+    num_accepted = next((i for i, draft in enumerate(drafts) if draft != text[i]), len(drafts))
+    return RecordedPass(
+        one.position,
+        one.tokens[:num_rows],
+        one.draft_routing[: num_rows - 1],
+        one.target_routing[:, :num_rows],
+        text[: num_accepted + 1],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from specter.timeline.trace import write_chrome_trace
 
 def run_id(config: RunConfig) -> str:
     """The directory name of a run, unique among the runs of an experiment on one model."""
-    draft_len = f"-k{config.draft_len}" if config.draft_len else ""
+    draft_len = f"-k{config.depth}" if config.depth else ""
     source = "prompt" if config.prompt is not None else f"{config.dataset.name}-{config.input}"
     budget = config.budget.tier
     if config.budget.experts_per_layer is not None:

@@ -18,6 +18,7 @@ from specter.recording import Recording, RecordingModel, ReplayModel
 from specter.records import Generation
 from specter.resolve import ResolvedRun
 from specter.speculation.accept import Sampler, TokenSampler
+from specter.speculation.depth import AutoDepth, Depth
 from specter.speculation.drafts import DRAFTS
 from specter.timeline.hardware import Hardware
 from specter.timeline.trace import TraceOp
@@ -104,10 +105,17 @@ def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Back
         transfer.timeline,
         costs,
         planner=PLANNERS[system.planner](pool),
-        draft_len=config.draft_len,
+        depth=_depth(run),
         predictor=PREDICTORS[system.predictor](),
         has_own_draft=DRAFTS[system.draft].is_own,
     )
+
+
+def _depth(run: ResolvedRun) -> Depth:
+    config = run.config
+    if config.is_auto:
+        return AutoDepth(run.costs, config.hardware, config.draft_len)
+    return Depth(config.draft_len)
 
 
 def virtual_backend(run: ResolvedRun, move: Mover = move_nothing) -> Backend:
@@ -131,7 +139,7 @@ class Replayer:
         model = ReplayModel([recording, warmup], run.spec.num_dense_layers, run.spec.num_experts)
         engine = self._engine(run, model, warmup.prompt).fork(model)
         engine.generate(recording.prompt, run.config.max_new_tokens)
-        return _result(run, engine, recording, warmup)
+        return _result(run, engine, Recording(model.played, recording.meta), warmup)
 
     def _engine(self, run: ResolvedRun, model: ReplayModel, prompt: list[int]) -> Engine:
         """An engine that the warm-up has left, to be copied and never run."""

@@ -88,7 +88,9 @@ def provenance(runs: Sequence[Path]) -> dict[str, Any]:
 
 def main(options: Options) -> None:
     found = [path.parent for parent in options.measured for path in sorted(parent.glob(f"*/{RECORDING}"))]
-    runs = [path for path in found if not read_config(path).system.holds_all]  # resident runs record no routing
+    configs = {path: read_config(path) for path in found}
+    # Resident runs record no routing, and a run with `k=auto` would choose other depths by the virtual clock's times.
+    runs = [path for path, config in configs.items() if not (config.system.holds_all or config.is_auto)]
     if not runs:
         raise SpecterError(
             f"{', '.join(map(str, options.measured)) or 'measured='} has no measured runs",

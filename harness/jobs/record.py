@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.jobs import ExperimentOptions, progress_bar, steps
@@ -16,7 +16,8 @@ from specter.config import RunConfig
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.prompts import load_tokenizer
-from specter.recording import Recording
+from specter.recording import DENSE, Recording
+from specter.speculation.depth import MAX_AUTO
 
 NOTES = "notes.json"
 
@@ -47,15 +48,18 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
         model = LiveModel.load(resolve(loaded_as), progress)
         write_json(store.path(todo[0]).with_name(NOTES), model.notes)
         for text in steps(todo, f"record {loaded_as.model.name} {loaded_as.dataset.name}", progress):
-            recording = model.run(resolve(text.config), text.prompt, ()).recording
+            is_dense = text.config.is_auto
+            config = replace(text.config, k=MAX_AUTO) if is_dense else text.config
+            recording = model.run(resolve(config), text.prompt, (), commits_one=is_dense).recording
             recording.meta = {
                 "model": text.config.model.name,
                 "dataset": text.config.dataset.name,
                 "input": str(text.config.input),
                 "sampling": text.config.sampling.kind,
-                "k": str(text.config.draft_len),
+                "k": str(text.config.depth),
                 "draft": text.config.system.draft,
                 "origin": store.origin,
+                **({DENSE: "every position"} if is_dense else {}),
             }
             # Under a name of its own first: a job of a killed Snakemake can still be recording the same text.
             mine = store.path(text).with_name(f"{os.getpid()}-{store.path(text).name}")

@@ -16,6 +16,7 @@ from specter.arguments import run_command
 from specter.config import ExecutionConfig
 from specter.errors import SpecterError
 from specter.provenance import MACHINE
+from specter.speculation.depth import AUTO, MAX_AUTO
 
 Row = dict[str, Any]
 # Columns that a round has of its run.
@@ -42,6 +43,8 @@ def settings(directory: Path) -> Row:
     system, budget, model = config["system"], config["budget"], config["model"]
     per_layer = budget["experts_per_layer"]
     env = json.loads((directory / "env.json").read_text()) if config["clock"] == "device" else {}
+    depth = (system["draft_len"] or config["k"]) if system["speculative"] else 0
+    is_auto = depth == AUTO
     return {
         "model": model["name"],
         "checkpoint_kind": model["checkpoint_kind"],
@@ -55,7 +58,8 @@ def settings(directory: Path) -> Row:
         "sampling": config["sampling"]["kind"],
         "temperature": config["sampling"]["temperature"],
         "hardware": config["hardware"]["name"],
-        "k": (system["draft_len"] or config["k"]) if system["speculative"] else 0,
+        "k": MAX_AUTO if is_auto else depth,
+        "is_auto": is_auto,  # then k is the most of a round
         "input": config["input"],
         "prompt_tokens": config["prompt_tokens"],
         "max_new_tokens": config["max_new_tokens"],

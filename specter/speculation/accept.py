@@ -43,6 +43,17 @@ class SelectingSampler:
         return [*tokens, self.select(outputs[len(proposals)], position + len(tokens))]
 
 
+class FirstToken:
+    """Commits the first token of every pass alone: for dense recordings, which draft from every position."""
+
+    def __init__(self, inner: Sampler) -> None:
+        self.propose = inner.propose
+        self._inner = inner
+
+    def verify(self, proposals: Sequence[Proposal], outputs: Sequence[Output], position: int) -> list[int]:
+        return self._inner.verify(proposals, outputs, position)[:1]
+
+
 class TokenSampler(SelectingSampler):
     """For models whose output *is* the token."""
 

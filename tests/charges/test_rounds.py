@@ -19,7 +19,7 @@ from tests.helpers import CONF
 
 ROUNDS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
 # Systems that combine what others show: a planner or an eviction of one with that of another.
-COMBINED = {"specter_cold_start", "specter_deadline_lru", "specter_retain"}
+COMBINED = {"specter_auto", "specter_cold_start", "specter_deadline_lru", "specter_retain"}
 
 
 def expectation(path: Path) -> list[str]:
@@ -32,7 +32,7 @@ def test_rounds_issue_and_charge_what_is_written_by_hand(path: Path, tmp_path: P
     system, _, name = path.stem.rpartition("-")
     link: Literal["slow", "fast"] = "fast" if name == "fast" else "slow"
     run = open_run(system, tmp_path, link)
-    log = run.generate(prompt_len=1, num_tokens=8 if run.engine.draft_len else 3)
+    log = run.generate(prompt_len=1, num_tokens=8 if run.engine.depth.max_len else 3)
     assert log[log.index("round 1") :] == expectation(path)
 
 

@@ -24,6 +24,7 @@ from specter.models.cuda.runner import ModelRunner, RunnerOptions
 from specter.models.spec import ExpertId
 from specter.recording import RecordingModel
 from specter.speculation.accept import TokenSampler
+from specter.speculation.depth import Depth
 from specter.timeline.base import Timeline
 from specter.timeline.costs import CostModel
 from specter.timeline.cuda import CudaTimeline
@@ -221,7 +222,9 @@ def engine(
     transfer = Transfer(Backend(timeline, mover or runner.move), costs.payload_bytes)
     cache = ExpertCache(Residency(num_slots), LruEviction(pool), transfer)
     planner = PLANNERS["deadline" if k else "none"](pool)
-    return Engine(RecordingModel(runner), TokenSampler(), cache, timeline, costs, planner, k, NextLayerPredictor())
+    return Engine(
+        RecordingModel(runner), TokenSampler(), cache, timeline, costs, planner, Depth(k), NextLayerPredictor()
+    )
 
 
 def test_speculation_on_the_device_is_plain_decoding(models: Models) -> None:

@@ -17,6 +17,7 @@ from specter.models.base import Choose, FinishedStep, Output, Routing
 from specter.models.full_size import FULL_SIZE
 from specter.models.spec import ExpertId, ModelSpec
 from specter.speculation.accept import TokenSampler
+from specter.speculation.depth import Depth
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
 from specter.timeline.virtual import VirtualTimeline
@@ -141,6 +142,7 @@ def make_engine(
     eviction: str = "lru",
     planner: str = "three_phase",
     timeline: VirtualTimeline | None = None,
+    depth: Depth | None = None,
 ) -> Engine:
     backend = Backend(timeline or VirtualTimeline(MACHINE), model.move)
     transfer = Transfer(backend, COSTS.payload_bytes)
@@ -152,6 +154,6 @@ def make_engine(
         backend.timeline,
         COSTS,
         planner=PLANNERS[planner if draft_len else "none"](make_pool(num_slots)),
-        draft_len=draft_len,
+        depth=Depth(draft_len) if depth is None else depth,
         predictor=NextLayerPredictor(),
     )

@@ -42,7 +42,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["k=0"], "k=0 is outside 1..47", "choose k"),
         (["k=48"], "k=48 is outside 1..47", "choose k"),
-        (["k=many"], "k: .*many", "conf/"),
+        (["k=many"], "k='many' is not a depth", "k=auto"),
         (["budget.num_bytes=30000000"], "fewer than 2 slots", "budget.num_bytes=34603008"),
         (["budget.experts_per_layer=0.01"], "fewer than 2 slots", "budget.num_bytes"),
         (["budget.tier=vast"], "'vast' is unknown", "high, low, smallest"),

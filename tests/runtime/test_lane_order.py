@@ -169,7 +169,7 @@ def test_the_host_reads_a_result_before_it_acts_on_it(system: str, directory: Pa
         name = line.removeprefix("wait for ")
         if name != line and name == unread:
             unread = ""
-        if line.startswith(("attend", "predict", "head")) and "dense" not in line:
+        if line.startswith(("attend", "predict", "head")) and not line.startswith("attend 1:"):  # the dense layer
             assert not unread or line.startswith("predict"), f"{line} before {unread} is read"
             unread = line.partition(":")[0]
         if line.startswith(("fetch", "wave", "crop")):
@@ -183,7 +183,7 @@ def test_a_record_is_written_while_the_next_round_runs(system: str, behind: str,
     """Behind its draft's last plan, or its first layer: on a device, reading times takes a while. The last one at the
     end."""
     run = open_run(system, directory)
-    run.generate(prompt_len=1, num_tokens=8 if run.engine.draft_len else 3)
+    run.generate(prompt_len=1, num_tokens=8 if run.engine.depth.max_len else 3)
     assert run.timeline.read_behind == [behind, behind, "head 1 of round 2", "head 1 of round 2"]
 
 

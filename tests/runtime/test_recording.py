@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specter.errors import SpecterError
-from specter.recording import Recording, RecordingModel, ReplayModel
+from specter.recording import DENSE, Recording, RecordingModel, ReplayModel
 from specter.records import Generation
+from specter.speculation.accept import FirstToken
+from specter.speculation.depth import Depth
 from tests.runtime.fakes import TINY, FakeModel, make_engine
 from tests.runtime.test_engine import PROMPT, sometimes
 
@@ -20,6 +24,24 @@ def record(draft_len: int, num_slots: int = 12, **policy: Any) -> tuple[Generati
     engine.model = recorder = RecordingModel(fake)
     generation = engine.generate(PROMPT, 30)
     return generation, recorder.finish(generation, {"made": "in a test"})
+
+
+class Listed(Depth):
+    """Drafts as many tokens as a list says."""
+
+    def __init__(self, lens: list[int]) -> None:
+        super().__init__(max(lens))
+        self._lens = iter(lens)
+
+    def choose(self, limit: int, present: Any) -> int:
+        return min(next(self._lens), limit)
+
+
+def dense(draft_len: int) -> Recording:
+    fake = FakeModel(sometimes)
+    engine = make_engine(fake, 12, draft_len)
+    engine.model, engine.sampler = RecordingModel(fake), FirstToken(engine.sampler)
+    return engine.model.finish(engine.generate(PROMPT, 30), {DENSE: "every position"})
 
 
 def replay(recording: Recording, draft_len: int, num_slots: int = 12, **policy: Any) -> Generation:
@@ -43,6 +65,35 @@ def test_one_recording_serves_every_budget_and_policy(num_slots: int, eviction: 
     _, recording = record(4)
     live, _ = record(4, num_slots, eviction=eviction, planner="none")
     assert replay(recording, 4, num_slots, eviction=eviction, planner="none") == live
+
+
+@pytest.mark.parametrize("draft_len", [0, 1, 4, 16])
+def test_a_dense_recording_serves_every_depth(tmp_path: Path, draft_len: int) -> None:
+    live, recording = record(draft_len)
+    path = tmp_path / "dense.safetensors"
+    dense(16).save(path)
+    loaded = Recording.load(path)
+    assert loaded.is_dense and loaded.tokens == recording.tokens
+    assert replay(loaded, draft_len) == live
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(0, 16), min_size=30, max_size=30))
+def test_a_dense_recording_serves_any_sequence_of_depths(lens: list[int]) -> None:
+    fake = FakeModel(sometimes)
+    live = make_engine(fake, 12, 1, depth=Listed(lens))
+    live.model = recorder = RecordingModel(fake)
+    generation = live.generate(PROMPT, 30)
+    model = ReplayModel([dense(16)], TINY.num_dense_layers, TINY.num_experts)
+    engine = make_engine(FakeModel(), 12, 1, depth=Listed(lens))
+    engine.model = model
+    assert engine.generate(PROMPT, 30) == generation
+    assert [one.tokens for one in model.played] == [one.tokens for one in recorder.finish(generation, {}).passes]
+
+
+def test_a_dense_recording_refuses_a_longer_draft() -> None:
+    with pytest.raises(SpecterError, match="not recorded: draft step 4"):
+        replay(dense(4), 5)
 
 
 def test_calls_that_were_not_recorded_are_refused() -> None:

@@ -23,6 +23,7 @@ from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.resolve import ResolvedRun, resolve
 from specter.session import OnCommit, RunResult, run_input, virtual_backend
+from specter.speculation.accept import FirstToken
 from specter.speculation.drafts import DRAFTS
 from specter.speculation.sampling import build_sampler
 
@@ -132,9 +133,15 @@ class LiveModel:
         return cls(decoder, store, notes | {"rowwise": str(decoder.rowwise)})
 
     def run(
-        self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
+        self,
+        run: ResolvedRun,
+        prompt: Sequence[int],
+        warmup: Sequence[int],
+        on_commit: OnCommit = lambda tokens: None,
+        *,
+        commits_one: bool = False,
     ) -> RunResult:
-        """Runs one input with its own slots; see `session.run_input`."""
+        """Runs one input with its own slots; see `session.run_input`. `commits_one`: for a dense recording."""
         arena = SlotArena(run.num_slots, self.store.codec)
         self.decoder.arena = arena
 
@@ -143,6 +150,8 @@ class LiveModel:
 
         model = DRAFTS[run.config.system.draft].join(self.decoder, self.decoder.twin)
         sampler = build_sampler(run.config.sampling)
+        if commits_one:
+            sampler = FirstToken(sampler)
         backend = virtual_backend(run, move)
         with torch.inference_mode():
             return run_input(run, model, sampler, prompt, warmup, backend=backend, on_commit=on_commit, predicts=True)

@@ -25,6 +25,7 @@ from specter.records import Generation
 from specter.resolve import ResolvedRun, resolve
 from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import TokenSampler
+from specter.speculation.depth import CAPTURED
 from specter.speculation.drafts import DRAFTS
 from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware
@@ -77,7 +78,9 @@ class CudaModel:
         runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
         link_before = runner.link_bytes_per_s()
         runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
-        row_counts = {1, config.draft_len + 1}
+        # A pass with another number of drafts is padded to the next longer one of these.
+        lens = CAPTURED if config.is_auto else ()
+        row_counts = {1, config.draft_len + 1, *(k + 1 for k in lens if k < config.draft_len)}
         if len(prompt) <= OUTPUT_ROWS:  # a longer prompt is launched kernel by kernel
             row_counts.add(len(prompt))
         runner.capture(row_counts, predicts_next=config.system.predictor != "none")

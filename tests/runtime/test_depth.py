@@ -1,0 +1,117 @@
+"""`k=auto`: the expected time per token decides, from measurements alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.plan import compose
+from specter.errors import SpecterError
+from specter.recording import DENSE, RecordingModel, ReplayModel
+from specter.records import Generation
+from specter.speculation.accept import FirstToken
+from specter.speculation.depth import CANDIDATES, Acceptance, AutoDepth, Depth
+from specter.timeline.virtual import VirtualTimeline
+from tests.runtime.fakes import COSTS, MACHINE, TINY, FakeModel, make_engine
+from tests.runtime.test_engine import PROMPT, never, plain, sometimes
+
+NUM_TOKENS = 60
+
+
+def generate(drafts: Callable[..., int], link_slowdown: int = 1) -> Generation:
+    machine = replace(MACHINE, link_bytes_per_s=MACHINE.link_bytes_per_s // link_slowdown)
+    engine = make_engine(
+        FakeModel(drafts), 12, 1, planner="deadline", timeline=VirtualTimeline(machine), depth=AutoDepth(COSTS, machine)
+    )
+    return engine.generate(PROMPT, NUM_TOKENS)
+
+
+def lens(generation: Generation) -> list[int]:
+    return [record.draft_len for record in generation.rounds]
+
+
+@pytest.mark.parametrize("drafts", [plain, sometimes, never])
+def test_the_text_is_plain_decodings(drafts: Callable[..., int]) -> None:
+    assert generate(drafts).tokens == make_engine(FakeModel(), 12, 0).generate(PROMPT, NUM_TOKENS).tokens
+
+
+def test_drafts_that_are_never_accepted_stop() -> None:
+    assert lens(generate(never))[-1] == 0
+
+
+def test_a_slow_link_and_good_drafts_make_long_rounds() -> None:
+    assert max(lens(generate(plain, link_slowdown=100))) == 32
+    assert len(generate(plain, link_slowdown=100).rounds) < len(generate(never, link_slowdown=100).rounds) / 4
+
+
+def test_a_replay_on_a_dense_recording_chooses_as_the_live_run_did() -> None:
+    fake = FakeModel(sometimes)
+    recorder = RecordingModel(fake)
+    engine = make_engine(fake, 12, 32)
+    engine.model, engine.sampler = recorder, FirstToken(engine.sampler)
+    dense = recorder.finish(engine.generate(PROMPT, NUM_TOKENS), {DENSE: "every position"})
+
+    engine = make_engine(fake, 12, 1, planner="deadline", depth=AutoDepth(COSTS, MACHINE))
+    engine.model = ReplayModel([dense], TINY.num_dense_layers, TINY.num_experts)
+    assert engine.generate(PROMPT, NUM_TOKENS) == generate(sometimes)
+
+
+def test_a_generation_after_an_interrupted_one_has_its_own_forecasts() -> None:
+    depth = AutoDepth(COSTS, MACHINE)
+    everything = np.ones((TINY.num_moe_layers, TINY.num_experts), np.bool_)
+    depth.choose(8, lambda: everything)  # the round is never recorded
+    depth.begin()
+    engine = make_engine(FakeModel(sometimes), 12, 1, planner="deadline", depth=depth)
+    assert engine.generate(PROMPT, NUM_TOKENS).rounds
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_a_choice_is_a_candidate_within_the_limit(data: st.DataObject) -> None:
+    depth = AutoDepth(COSTS, MACHINE)
+    shape = TINY.num_moe_layers, TINY.num_experts
+    for _ in range(data.draw(st.integers(0, 3))):
+        for layer in range(TINY.num_moe_layers):
+            rows = data.draw(st.integers(1, 33))
+            counts = data.draw(st.lists(st.integers(0, rows), min_size=shape[1], max_size=shape[1]))
+            depth.demand(layer, np.array(counts), rows)
+        drafted = data.draw(st.sampled_from(CANDIDATES))
+        depth.verified(drafted, data.draw(st.integers(0, drafted)))
+    present = np.array(data.draw(st.lists(st.booleans(), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])))
+    limit = data.draw(st.integers(0, 64))
+    chosen = depth.choose(limit, lambda: present.reshape(shape))
+    assert chosen in CANDIDATES and chosen <= limit
+
+
+@given(st.lists(st.tuples(st.integers(1, 32), st.integers(0, 32)), max_size=20))
+def test_expected_tokens_grow_with_the_depth_and_never_beyond_it(rounds: list[tuple[int, int]]) -> None:
+    acceptance = Acceptance(32)
+    for draft_len, accepted_len in rounds:
+        acceptance.add(draft_len, min(draft_len, accepted_len))
+    tokens = acceptance.expected_tokens()
+    assert tokens[0] == 1 and (np.diff(tokens) >= 0).all() and (tokens <= np.arange(33) + 1 + 1e-9).all()
+
+
+def test_acceptance_forgets() -> None:
+    acceptance = Acceptance(8)
+    for _ in range(20):
+        acceptance.add(8, 0)
+    assert acceptance.expected_tokens()[8] < 1.2
+    for _ in range(20):
+        acceptance.add(8, 8)
+    assert acceptance.expected_tokens()[8] > 8.5
+
+
+def test_a_fixed_depth_ends_with_the_text() -> None:
+    assert [Depth(8).choose(limit, lambda: np.ones((1, 1), np.bool_)) for limit in (0, 3, 20)] == [0, 3, 8]
+
+
+def test_a_name_that_is_no_depth_is_refused() -> None:
+    with pytest.raises(SpecterError, match="k='many' is not a depth"):
+        compose(["k=many"])
+    assert compose(["k=auto"]).is_auto
