@@ -91,7 +91,7 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
     size, what = load_scale(scale), load_experiment(experiment)
     base = _base(size, what, model, dataset, f"results/{scale}/{experiment}/{model}/{dataset}")
     runs = []
-    for system in _systems(size, what, model):
+    for system in _systems(what):
         runs += _product(
             replace(base, system=system, trace=what.trace),
             budget=_budgets(what)[:1] if system.holds_all else _budgets(what),
@@ -115,7 +115,7 @@ def recording_runs(scale: str, experiment: str, model: str, dataset: str) -> lis
     base = _base(size, what, model, dataset, f"results/{scale}/recordings/{model}")
     kinds = {
         (k, _recorded_draft(system.draft))
-        for system in _systems(size, what, model)
+        for system in _systems(what)
         if system.speculative
         for k in _depths(size, what, model, system)
     }
@@ -133,21 +133,21 @@ def recording_runs(scale: str, experiment: str, model: str, dataset: str) -> lis
 
 
 def decomposed_pairs(scale: str, model: str, dataset: str) -> list[tuple[RunConfig, RunConfig]]:
-    """Pairs (baseline, ours) whose speed-up is explained on one model and data set, from recordings of `rivals`.
+    """Pairs (baseline, ours) whose speed-up is explained on one model and data set, from recordings of `main`.
 
     Every baseline is compared under the first policy on the first machine; the paper's own also under all others.
     """
-    size, what = load_scale(scale), load_experiment("rivals")
+    size, what = load_scale(scale), load_experiment("main")
     base = replace(
         _base(size, what, model, dataset, f"results/{scale}/decomposition"),
         sampling=load(SamplingConfig, "sampling", what.samplings[0]),
         prompt_tokens=what.prompt_tokens[0],
         k=_depths(size, what, model, load(SystemConfig, "system", OURS))[0],
     )
-    systems = _systems(size, what, model)
-    ours = [system for system in systems if system.name.startswith(OURS)]
+    systems = _systems(what)
+    ours = [system for system in systems if system.name.startswith(OURS) and system.planner != "none"]
     pairs = []
-    for baseline in (system for system in systems if system not in ours):
+    for baseline in (system for system in systems if not (system.name.startswith(OURS) or system.holds_all)):
         is_papers = baseline.name == "specmoeoff"
         compared = _product(
             replace(base, system=baseline),
@@ -217,8 +217,8 @@ def _all(schema: type[Schema], group: str, names: Sequence[str]) -> list[Schema]
     return [load(schema, group, name) for name in names]
 
 
-def _systems(scale: Scale, experiment: Experiment, model: str) -> list[SystemConfig]:
-    return _all(SystemConfig, "system", scale.systems(experiment, model))
+def _systems(experiment: Experiment) -> list[SystemConfig]:
+    return _all(SystemConfig, "system", experiment.systems)
 
 
 def _budgets(experiment: Experiment) -> list[BudgetConfig]:

@@ -15,7 +15,7 @@ from specter.typed import load_typed
 
 CONF = Path("conf")
 # Tables that come from jobs of their own, and the experiment whose recordings or models these jobs use.
-PROBES = {"probe": "main", "fidelity": "main", "decomposition": "rivals", "transformers_offload": "main"}
+PROBES = {"probe": "main", "fidelity": "main", "decomposition": "main", "transformers_offload": "main"}
 Schema = TypeVar("Schema")
 
 
@@ -26,7 +26,6 @@ class Share:
     experiments: list[str]
     num_datasets: int  # the first ones
     num_inputs: int  # of each
-    systems: list[str] = field(default_factory=list)  # of each experiment; none: all
 
 
 @dataclass
@@ -45,7 +44,6 @@ class Scale:
     max_k: int
     max_new_tokens: int
     warmup_tokens: int
-    num_live_checks: int
     num_probe_texts: int  # held-out texts that the probe reads with the CPU's decoder; 0: recordings only
     hardware: list[str] = field(default_factory=list)  # instead of the experiments'; on the device clock, this machine
     others: Share | None = None  # none: every model runs all of it
@@ -55,11 +53,6 @@ class Scale:
         if self.others is None or model == self.models[0]:
             return Share(self.experiments, len(self.datasets), self.max_inputs)
         return self.others
-
-    def systems(self, experiment: Experiment, model: str) -> list[str]:
-        """The systems of an experiment that `model` runs."""
-        wanted = self.share(model).systems
-        return [name for name in experiment.systems if not wanted or name in wanted]
 
     def models_of(self, *experiments: str) -> list[str]:
         """The models that run all of these experiments; a probe runs on the models of its experiment."""

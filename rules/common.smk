@@ -1,6 +1,6 @@
 # What the rules share: the digests of their code, the files that they read, and what a scale delivers.
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
-NUM_DECOMPOSED = 1  # data sets of the experiment `rivals` whose speed-ups are explained
+NUM_DECOMPOSED = 1  # data sets of the experiment `main` whose speed-ups are explained
 
 
 def scales_on(clock):
@@ -68,7 +68,7 @@ def probe_tables(scale, probe):
     return [
         f"results/{scale}/{probe}/{model}/{dataset}.parquet"
         for model in models
-        for dataset in scales.datasets(scale, "rivals", model)[:NUM_DECOMPOSED]
+        for dataset in scales.datasets(scale, "main", model)[:NUM_DECOMPOSED]
     ]
 
 

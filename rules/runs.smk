@@ -79,13 +79,12 @@ rule measure:
 
 
 rule live_check:
-    # A sample of the runs of `main`, live: their records must equal the replays' byte for byte.
+    # Every system of `main` once, live: their records must equal the replays' byte for byte.
     input:
         replays=lambda wildcards: runs_of(wildcards.scale, "main", wildcards.model),
     output:
         "results/{scale}/live_check/{model}.json",
     params:
-        num_checks=lambda wildcards: scales.load_scale(wildcards.scale).num_live_checks,
         code=code_digest("harness.jobs.live_check", "baselines"),
         replays=listed("replays"),
     log:
@@ -94,8 +93,7 @@ rule live_check:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "logged {log} python -m harness.jobs.live_check replays={params.replays} num_checks={params.num_checks} "
-        "out={output}"
+        "logged {log} python -m harness.jobs.live_check replays={params.replays} out={output}"
 
 
 rule tidy:
@@ -140,9 +138,9 @@ rule tidy_probe:
 
 
 rule decompose:
-    # Splits the speed-up over each baseline into parts: more replays of the experiment `rivals`.
+    # Splits the speed-up over each baseline into parts: more replays of the experiment `main`.
     input:
-        manifest="results/{scale}/manifests/rivals/{model}/{dataset}.json",
+        manifest="results/{scale}/manifests/main/{model}/{dataset}.json",
     output:
         "results/{scale}/decomposition/{model}/{dataset}.parquet",
     params:

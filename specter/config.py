@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
@@ -26,6 +27,7 @@ from specter.timeline.hardware import Hardware
 from specter.typed import build_typed
 
 MAX_VERIFY_TILES = 3  # a verification pass is at most this many tiles
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former needs libyaml, and is ten times as fast
 LABELS = ("title", "colour")  # of groups: how figures and tables show them
 
 
@@ -49,7 +51,10 @@ class ModelConfig:
     tokenizer: str
     residents: dict[str, float]  # experts per MoE layer that Specter holds on the GPU, by budget tier
     published_k: int = 16  # the paper's best depth
-    published: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems: by system, then tier
+    # Residents of other systems under budget.policy=published, by system, then tier: as the paper's text gives them,
+    # and what is taken where it gives none.
+    published: dict[str, dict[str, float]] = field(default_factory=dict)
+    assumed: dict[str, dict[str, float]] = field(default_factory=dict)
     title: str = ""
 
 
@@ -65,6 +70,7 @@ class SystemConfig:
     draft_len: int | str | None = None  # overrides the run's k
     num_buffers: int = 0  # spare device buffers of one expert each
     num_staging: int = 0  # slots, of the budget, for experts loaded ahead (eviction "retain")
+    residents_of: str = ""  # the system whose published residents it has; empty: its own
     title: str = ""
     colour: str = ""
 
@@ -280,6 +286,12 @@ def without_labels(values: Any) -> Any:
 
 def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """A file of `to_yaml` as plain, unchecked values: typed, it takes ten times as long."""
+    values: dict[str, Any] = yaml.load(path.read_text(), _LOADER)
+    return values
 
 
 def from_values(values: Any) -> RunConfig:

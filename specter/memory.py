@@ -65,11 +65,11 @@ def num_slots(model: ModelConfig, budget: BudgetConfig, system: SystemConfig, co
     """Slots that the budget buys a system under `budget.policy`, at most one per expert.
 
     A budget is stated in experts that *Specter* keeps. `same_experts` gives every system as many; `same_bytes` gives it
-    what Specter's device bytes leave beside its own fixed ones; `published` gives the residents of the paper's tables
-    for this system and tier, and where they have none, as many as Specter has.
+    what Specter's device bytes leave beside its own fixed ones; `published` gives the residents that conf/model states
+    for this system and tier.
 
     Raises:
-        SpecterError: an unknown tier, or a budget below two slots.
+        SpecterError: an unknown tier, a budget below two slots, or `published` where conf/model states no residents.
         DoesNotFit: the policy leaves this system fewer than two slots.
     """
     num_experts = costs.spec.num_moe_layers * costs.spec.num_experts
@@ -79,15 +79,34 @@ def num_slots(model: ModelConfig, budget: BudgetConfig, system: SystemConfig, co
     if budget.policy == "same_bytes":
         excess = sum(fixed_bytes(costs, _REFERENCE).values()) - sum(fixed_bytes(costs, system).values())
         slots += excess // costs.payload_bytes
-    elif budget.policy == "published":
-        per_layer = model.published.get(system.name, {}).get(budget.tier)
-        slots = slots if per_layer is None else round(per_layer * costs.spec.num_moe_layers)
+    elif budget.policy == "published" and not spends_as_specter(system):
+        slots = round(_published_residents(model, budget, system) * costs.spec.num_moe_layers)
     if slots < MIN_SLOTS:
         raise DoesNotFit(
             f"{system.name} does not fit: budget.policy={budget.policy} leaves it {max(slots, 0)} slots",
             "give a larger budget, or budget.policy=same_experts",
         )
     return min(slots, num_experts)
+
+
+def spends_as_specter(system: SystemConfig) -> bool:
+    """Whether a system has Specter's fixed bytes, and so the budget itself under every policy."""
+    return system.speculative and not DRAFTS[system.draft].is_own and system.num_buffers == 0
+
+
+def _published_residents(model: ModelConfig, budget: BudgetConfig, system: SystemConfig) -> float:
+    """Experts per MoE layer. Raises SpecterError if conf/model states none for this system and tier."""
+    name = system.residents_of or system.name
+    is_tier = budget.experts_per_layer is None and budget.num_bytes is None
+    for stated in (model.published, model.assumed):
+        if is_tier and budget.tier in stated.get(name, {}):
+            return stated[name][budget.tier]
+    tier = f"tier {budget.tier!r}" if is_tier else "a number"
+    raise SpecterError(
+        f"conf/model states no residents of {name} for {model.name} at budget {tier}, which budget.policy=published "
+        "needs",
+        f"state published.{name} or assumed.{name} there, or choose budget.policy=same_bytes or same_experts",
+    )
 
 
 def _stated_slots(model: ModelConfig, budget: BudgetConfig, costs: CostModel) -> int:

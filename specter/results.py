@@ -8,10 +8,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-
 from specter import provenance
-from specter.config import RunConfig, from_values, to_dict, to_yaml, without_labels
+from specter.config import RunConfig, from_values, read_values, to_dict, to_yaml, without_labels
 from specter.files import write_json
 from specter.memory import fit
 from specter.metrics import Metrics
@@ -54,7 +52,7 @@ def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict
 
 def read_config(directory: Path) -> RunConfig:
     """The configuration of a run. Raises SpecterError naming the key that is wrong."""
-    return from_values(yaml.safe_load((directory / "config.yaml").read_text()))
+    return from_values(read_values(directory / "config.yaml"))
 
 
 def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str], num_slots: int = 0) -> None:

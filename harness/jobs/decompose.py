@@ -38,7 +38,7 @@ class Options:
     scale: str
     model: str
     dataset: str
-    manifest: Path  # of the experiment `rivals`
+    manifest: Path  # of the experiment `main`
     out: Path
 
 

@@ -1,16 +1,19 @@
-"""Runs a sample of an experiment live and compares its records with the replays', byte for byte."""
+"""Runs every system of an experiment live once, and compares its records with the replays', byte for byte."""
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from harness.jobs import progress_bar, steps
 from specter.arguments import run_command
-from specter.config import RunConfig
+from specter.config import read_values
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.cpu.live import LiveModel
@@ -23,31 +26,37 @@ COMPARED = ("rounds.jsonl", "metrics.json")
 
 @dataclass(frozen=True)
 class Options:
-    """Repeats a sample of replayed runs live."""
+    """Repeats a run of every system live."""
 
     replays: tuple[Path, ...]  # directories of runs
-    num_checks: int
     out: Path
 
 
-def sample(directories: list[Path], num_checks: int) -> list[Path]:
-    """`num_checks` runs, evenly spread over all runs in an order that mixes data sets, systems and budgets."""
-    ordered = sorted(directories, key=lambda path: (path.name, path.parent.name))
-    step = max(1, len(ordered) // num_checks)
-    return ordered[step // 2 :: step][:num_checks]
+def choose(runs: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
+    """A run of every system, with samplings in turn, spread evenly over data sets, inputs, budgets and policies.
+
+    Args:
+        runs: directories, and the values of their configurations.
+    """
+    samplings = sorted({values["sampling"]["kind"] for values in runs.values()})
+    systems = sorted({values["system"]["name"] for values in runs.values()})
+    chosen = []
+    for number, system in enumerate(systems):
+        wanted = system, samplings[number % len(samplings)]
+        mine = [path for path, one in runs.items() if (one["system"]["name"], one["sampling"]["kind"]) == wanted]
+        mine.sort(key=lambda path: (path.parent.name, path.name))
+        chosen.append(mine[number * len(mine) // len(systems)])
+    return chosen
 
 
-def choose(runs: dict[Path, RunConfig], num_checks: int) -> list[Path]:
-    """A sample of runs with a finite budget, so that experts are evicted; half of them prefetch."""
-    bounded = {path: config for path, config in runs.items() if not config.system.holds_all}
-    planned = [path for path, config in bounded.items() if config.system.planner != "none"]
-    others = [path for path in bounded if path not in set(planned)]
-    return sample(planned, num_checks - num_checks // 2) + sample(others, num_checks // 2)
+def fits(directory: Path) -> bool:
+    """Whether a run's system fitted, so that there is something to repeat."""
+    return bool(json.loads((directory / "metrics.json").read_text())["fits_budget"])
 
 
 def main(options: Options) -> None:
     runs = [path for replay in options.replays for path in sorted(replay.iterdir()) if path.is_dir()]
-    chosen = choose({path: read_config(path) for path in runs}, options.num_checks)
+    chosen = choose({path: read_values(path / "config.yaml") for path in runs if fits(path)})
     configs = [read_config(path) for path in chosen]
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     torch.set_num_threads(drafting.threads)

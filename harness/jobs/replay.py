@@ -11,13 +11,13 @@ from harness.jobs import ExperimentOptions, progress_bar, steps
 from harness.plan import TextKey, experiment_runs, text_key
 from harness.recordings import load_files, read_manifest
 from specter.arguments import run_command
-from specter.config import RunConfig
+from specter.config import BudgetConfig, RunConfig
 from specter.errors import SpecterError
 from specter.memory import DoesNotFit
 from specter.recording import Recording
-from specter.resolve import resolve
+from specter.resolve import ResolvedRun, resolve
 from specter.results import run_id, write_misfit, write_run
-from specter.session import Replayer
+from specter.session import Replayer, RunResult
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ def check_names(configs: Sequence[RunConfig]) -> None:
         raise SpecterError(f"two runs of the experiment are called {name}", "vary what a run's name shows")
 
 
+def same_replay(run: ResolvedRun) -> str:
+    """A key that runs share whose budgets differ in name only: they buy equally many slots."""
+    return f"{run.num_slots} {replace(run.config, budget=BudgetConfig('any'))}"
+
+
 def main(options: Options) -> None:
     configs = experiment_runs(options.scale, options.experiment, options.model, options.dataset)
     check_names(configs)
@@ -42,7 +47,7 @@ def main(options: Options) -> None:
     configs.sort(key=lambda config: (run_id(replace(config, input=0)), config.input))
     files, notes = read_manifest(options.manifest)
     loaded: dict[TextKey, tuple[Recording, Recording]] = {}
-    replayer = Replayer()
+    replayer, known = Replayer(), dict[str, RunResult]()
     with progress_bar() as progress:
         for config in steps(configs, f"replay {options.experiment} {options.model} {options.dataset}", progress):
             key = text_key(config)
@@ -50,13 +55,16 @@ def main(options: Options) -> None:
                 loaded[one] = load_files(files[one])
             directory = options.out / run_id(config)
             try:
-                result = replayer.replay(resolve(config), *loaded[key])
+                run = resolve(config)
             except DoesNotFit:
                 write_misfit(directory, config, notes)
                 continue
+            if (same := same_replay(run)) not in known:
+                known[same] = replayer.replay(run, *loaded[key])
+            result = known[same]
             result.metrics["agrees_with_plain"] = result.generation.tokens == loaded[key.plain][0].tokens
             write_run(directory, config, result, notes)
-    print(f"{len(configs)} runs")
+    print(f"{len(configs)} runs, {len(known)} replays")
 
 
 if __name__ == "__main__":

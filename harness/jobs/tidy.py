@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from harness.jobs import write_table
 from specter.arguments import run_command
-from specter.config import ExecutionConfig
+from specter.config import ExecutionConfig, read_values
 from specter.errors import SpecterError
 from specter.provenance import MACHINE
 from specter.speculation.depth import AUTO, MAX_AUTO
@@ -39,7 +38,7 @@ class Options:
 
 def settings(directory: Path) -> Row:
     """The settings of one run that vary between the runs of a scale."""
-    config = yaml.safe_load((directory / "config.yaml").read_text())  # typed, it would take four times as long
+    config = read_values(directory / "config.yaml")
     system, budget, model = config["system"], config["budget"], config["model"]
     per_layer = budget["experts_per_layer"]
     env = json.loads((directory / "env.json").read_text()) if config["clock"] == "device" else {}
@@ -54,6 +53,8 @@ def settings(directory: Path) -> Row:
         "uses_budget": system["eviction"] != "resident",
         "budget": budget["tier"] if per_layer is None else f"{per_layer:g}",
         "policy": budget["policy"],
+        "residents_of": system["residents_of"] or system["name"],
+        "assumes_residents": budget["tier"] in model["assumed"].get(system["residents_of"] or system["name"], ()),
         "dataset": config["dataset"]["name"],
         "sampling": config["sampling"]["kind"],
         "temperature": config["sampling"]["temperature"],

@@ -45,7 +45,7 @@ class Grid:
         height: float,
         margin: float = 0.0,
         sharex: bool = False,
-        sharey: bool | Literal["col"] = False,
+        sharey: bool | Literal["row", "col"] = False,
         title_size: float = 8.5,
         x: str = "",
         y: str = "",
@@ -97,6 +97,7 @@ def grouped_bars(
     styles: Mapping[str, tuple[str, str]],
     value_format: str = "{:.0f}",
     apart: str = "",
+    above: str = "",
     rotation: int = 0,
 ) -> dict[tuple[str, str], float]:
     """Draws a bar per row of `data`. Returns the bar centres by (group, series).
@@ -106,6 +107,7 @@ def grouped_bars(
             `greatest`, where there, become whiskers.
         styles: label and colour of every series, in order; a series without rows leaves its place empty.
         apart: the group that is set apart, whose bars alone carry their values; empty: all bars carry them.
+        above: the column of heights at which values stand; empty: at the top of their bars.
     """
     names = data[groups].unique().tolist()
     width = 0.8 / len(styles)
@@ -120,9 +122,9 @@ def grouped_bars(
         centres |= {(group, name): centre for group, centre in zip(names, x, strict=True)}
         axes.bar(x, mine[value], width * 0.92, yerr=whiskers(mine, value), color=colour, label=label,
                  error_kw={"elinewidth": 0.7, "ecolor": "#333333"})  # fmt: skip
-        for group, centre, height in zip(names, x, mine[value], strict=True):
+        for group, centre, height, place in zip(names, x, mine[value], mine[above or value], strict=True):
             if group == apart or not apart:
-                note(axes, value_format.format(height), (centre, height), rotation=rotation)
+                note(axes, value_format.format(height), (centre, place), rotation=rotation)
     axes.set_xticks(list(base.values()), names, fontsize=6.6)
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.1)  # room for the values
@@ -193,7 +195,7 @@ def footer(figure: Figure, lines: Sequence[str]) -> None:
     """Writes lines of provenance at the bottom, and makes room for them."""
     width, height = figure.get_size_inches()
     characters = int(width * 72 / (FOOTER_POINTS * 0.52))
-    wrapped = [part for line in lines for part in textwrap.wrap(line, characters)]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, characters, break_on_hyphens=False)]
     room = (len(wrapped) * FOOTER_POINTS * 1.3 + 6) / 72
     figure.set_size_inches(width, height + room)
     share = room / (height + room)

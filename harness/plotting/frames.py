@@ -6,19 +6,23 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from harness.plotting.titles import in_order, title
 from specter.errors import SpecterError
 
+if TYPE_CHECKING:
+    from pandas.core.groupby import SeriesGroupBy
+
 Frames = dict[str, pd.DataFrame]  # by source: an experiment, a probe, or a file of data/reference/<machine>
 Row = dict[str, Any]
 # The group of titles, and the heading in a table, of columns that are named otherwise.
-GROUPS = {"charged_as": "model", "rival": "system", "hero": "system"}
+GROUPS = {"charged_as": "model", **dict.fromkeys(("rival", "hero", "baseline", "residents_of"), "system")}
 HEADINGS = {"mode": "text", "prompt_tokens": "prompt"}
 MACRO = "mean"  # the data set that stands for all of them
+MIN_INPUTS = 5  # of an interval or an extent: fewer do not show one
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the last, the normal distribution's.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12,
         2.11, 2.101, 2.093, 2.086)  # fmt: skip
@@ -45,13 +49,13 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def read_record(path: Path) -> pd.DataFrame:
-    """A list of objects (a row each), or what a bench measured: its rows and its summary as name and median."""
+    """A list of objects (a row each), or what a bench measured: its rows, its summary as name and median, the GPU."""
     content = json.loads(path.read_text())
     if isinstance(content, list):
         return pd.DataFrame(content)
-    rows = [{"name": row["name"], "median": row["median"]} for row in content["table"]]
+    rows = [{key: row[key] for key in row if key != "values"} for row in content["table"]]
     rows += [{"name": name, "median": value} for name, value in content["summary"].items()]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(gpu=content["provenance"]["gpu"])
 
 
 def read_trace(path: Path) -> pd.DataFrame:
@@ -123,10 +127,10 @@ def depths(frame: pd.DataFrame) -> str:
 
 
 def spread_budgets(frame: pd.DataFrame) -> pd.DataFrame:
-    """Repeats the rows of systems that ignore the budget under every budget, so that each budget has all systems."""
-    budgets = frame.loc[frame["uses_budget"], "budget"].unique()
+    """Repeats the rows of systems that ignore the budget under every budget and policy, so each has all systems."""
+    cells = frame.loc[frame["uses_budget"], ["budget", "policy"]].drop_duplicates()
     fixed = frame[~frame["uses_budget"]]
-    copies = [fixed.assign(budget=budget) for budget in budgets]
+    copies = [fixed.assign(**cell) for cell in cells.to_dict("records")]  # type: ignore[arg-type]
     return pd.concat([frame[frame["uses_budget"]], *copies], ignore_index=True)
 
 
@@ -173,16 +177,22 @@ def dataset_title(name: str) -> str:
     return title("dataset", name)
 
 
+def extent(values: SeriesGroupBy[Any, Any]) -> pd.DataFrame:
+    """[least, greatest] of every group; NaN for a group of fewer than `MIN_INPUTS`."""
+    found = pd.DataFrame({"least": values.min(), "greatest": values.max()})
+    return found.where(values.count() >= MIN_INPUTS)
+
+
 def half_width(frame: pd.DataFrame, column: str) -> float:
     """Half of the 95 % confidence interval of the macro average of `column`: inputs are drawn within data sets.
 
-    NaN where no data set has two inputs.
+    NaN where a data set has fewer than `MIN_INPUTS` inputs.
     """
     groups = frame.groupby("dataset")[column].agg(["var", "count"])
-    freedom = int((groups["count"] - 1).sum())
-    if freedom == 0:
+    if groups["count"].min() < MIN_INPUTS:
         return float("nan")
-    error = float((groups["var"].fillna(0) / groups["count"]).sum() ** 0.5) / len(groups)
+    freedom = int((groups["count"] - 1).sum())
+    error = float((groups["var"] / groups["count"]).sum() ** 0.5) / len(groups)
     return error * (T_95[freedom - 1] if freedom <= len(T_95) else 1.96)
 
 

@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from harness.plotting.frames import depths, names, sampling_title
+from harness.plotting.frames import MIN_INPUTS, depths, names, sampling_title, split
 from harness.plotting.titles import in_order, title
 
 LOOPING = 0.9  # distinct 4-grams below this: the text repeats itself, which raises hit rates
-SPREAD = "Whiskers: least to greatest input"
+SPREAD = f"Whiskers: least to greatest input, where there are {MIN_INPUTS} or more"
+TRAINED = (
+    "The stand-ins were trained towards the published acceptance and expert match, so being near these values confirms "
+    "nothing about the real checkpoints."
+)
 
 
 def checkpoint_line(frame: pd.DataFrame) -> str:
@@ -113,6 +117,25 @@ def caveats(frame: pd.DataFrame) -> list[str]:
             of_which = f" of {title('model', model)}" if frame["charged_as"].nunique() > 1 else ""
             notes.append(f"{title('system', system)}{of_which} does not fit {title('hardware', machine)}.")
     return [*notes, *_looping(frame)]
+
+
+def residents(frame: pd.DataFrame) -> list[str]:
+    """What is taken for residents that the paper's text does not give, for runs under the policy `published`."""
+    frame = frame[frame["policy"] == "published"]
+    assumed = frame[frame["assumes_residents"] & (frame["residents_of"] == frame["system"])]
+    parts = []
+    for named, mine in split(assumed, "system", "charged_as"):
+        taken = " / ".join(
+            f"{mine.loc[mine['budget'] == one, 'experts_per_layer'].iloc[0]:g}" for one in names(mine, "budget")
+        )
+        parts.append(f"{title('system', named['system'])} of {title('model', named['model'])} {taken}")
+    borrowed = frame[frame["residents_of"] != frame["system"]]
+    for named, mine in split(borrowed, "residents_of"):
+        systems = " and ".join(title("system", name) for name in names(mine, "system"))
+        parts.append(f"{systems}: those of {title('system', named['residents_of'])}")
+    return [
+        f"Residents per layer that the paper's text does not give are taken (conf/model): {'; '.join(parts)}."
+    ] * bool(parts)
 
 
 def _looping(frame: pd.DataFrame) -> list[str]:

@@ -40,7 +40,7 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "k_sweep", "k_sweep", one_model=True, minutes=5, data=k_sweep_data,
+    "k_sweep", "k_sweep", one_model=True, minutes=5, data=k_sweep_data, draws_published=True,
     footer=lambda frames: notes.run_notes(
         frames["k_sweep"], "Lines: mean over data sets; band: least to greatest data set."
     ),

@@ -1,4 +1,4 @@
-"""The main experiment: TPOT, speed-up and acceptance by data set and budget, and the models side by side."""
+"""The main experiment: TPOT and acceptance by data set and budget, and the models side by side."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from harness.studies import published
 from harness.studies.registry import figure, table
 
 TPOT = "TPOT (ms per token)"
-BASELINES = ("lru", "mixtral_offloading", "on_demand")
+BASELINES = ("specmoeoff", "mixtral_offloading", "lru", "on_demand")  # of the table's speed-ups
 FLOORS_SHOWN = ("specter", "lru")
+
+
+def _at_equal_bytes(frames: Frames) -> pd.DataFrame:
+    """The runs that figures show; tables have the published residents too."""
+    return rows_of(spread_budgets(frames["main"]), policy="same_bytes")
 
 
 def _with_datasets(blocks: list[pd.DataFrame]) -> pd.DataFrame:
@@ -30,13 +35,12 @@ def _with_datasets(blocks: list[pd.DataFrame]) -> pd.DataFrame:
 def tpot_data(frames: Frames) -> pd.DataFrame:
     """[sampling, budget, panel, system, dataset, tpot_ms, least, greatest, floor_trace_ms (of `FLOORS_SHOWN`)]:
     mean and extent over inputs by data set; last, the macro average."""
-    frame = spread_budgets(frames["main"])
+    frame = _at_equal_bytes(frames)
     found = []
     for named, mine in split(frame, "budget", "sampling", "system"):
         by_dataset = mine.groupby("dataset")
         block = tidy.with_macro(by_dataset[["tpot_ms", "floor_trace_ms"]].mean())
-        times = by_dataset["tpot_ms"]
-        found.append(block.assign(least=times.min(), greatest=times.max(), **named))
+        found.append(block.assign(**named).join(tidy.extent(by_dataset["tpot_ms"])))
     data = _with_datasets(found)
     data.loc[~data["system"].isin(FLOORS_SHOWN), "floor_trace_ms"] = np.nan
     return tidy.with_panels(data, frame)
@@ -44,8 +48,8 @@ def tpot_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "tpot", "main", one_model=True, minutes=6, data=tpot_data,
-    footer=lambda frames: notes.run_notes(spread_budgets(frames["main"]), f"{notes.SPREAD}."),
-    about="time per output token, 7 systems × 5 data sets × 2 budgets, at equal bytes, with floor_trace",
+    footer=lambda frames: notes.run_notes(_at_equal_bytes(frames), f"{notes.SPREAD}."),
+    about="time per output token of every system by data set and budget, at equal bytes, with floor_trace",
 )  # fmt: skip
 def draw_tpot(data: pd.DataFrame) -> Grid:
     shown = styles(data["system"])
@@ -64,7 +68,7 @@ def draw_tpot(data: pd.DataFrame) -> Grid:
 
 def models_data(frames: Frames) -> pd.DataFrame:
     """[sampling, model, panel, budget (its title), system, tpot_ms]: macro averages."""
-    frame = spread_budgets(frames["main"])
+    frame = _at_equal_bytes(frames)
     blocks = []
     for named, part in split(frame, "sampling", "charged_as"):
         block = tidy.summary(part, ["budget", "system"], lambda mine: {"tpot_ms": macro(mine, "tpot_ms")})
@@ -78,7 +82,7 @@ def models_data(frames: Frames) -> pd.DataFrame:
 @figure(
     "models", "main", minutes=7, data=models_data,
     footer=lambda frames: notes.run_notes(
-        spread_budgets(frames["main"]), "Macro average over each model's own data sets."
+        _at_equal_bytes(frames), "Macro average over each model's own data sets."
     ),
     about="the three models side by side: TPOT, acceptance, experts, bytes",
 )  # fmt: skip
@@ -91,55 +95,18 @@ def draw_models(data: pd.DataFrame) -> Grid:
     return grid
 
 
-def speedup_data(frames: Frames) -> pd.DataFrame:
-    """[baseline, panel, cell, dataset, speedup, least, greatest]: the baseline's mean TPOT over Specter's."""
-    frame = spread_budgets(frames["main"])
-    blocks = []
-    for baseline in (name for name in BASELINES if name in set(frame["system"])):
-        for named, part in split(frame, "budget", "sampling"):
-            times = part.pivot_table(index=["dataset", "input"], columns="system", values="tpot_ms")
-            averages = times.groupby("dataset").mean()
-            ratios = (times[baseline] / times["specter"]).groupby("dataset")
-            block = tidy.with_macro((averages[baseline] / averages["specter"]).to_frame("speedup"))
-            block = block.assign(least=ratios.min(), greatest=ratios.max(), cell=", ".join(named.values()))
-            blocks.append(block.assign(baseline=baseline, panel=f"Specter against {title('system', baseline)}"))
-    return _with_datasets(blocks)
-
-
-@figure(
-    "speedup", "main", one_model=True, minutes=6, data=speedup_data,
-    footer=lambda frames: notes.run_notes(
-        spread_budgets(frames["main"]),
-        f"Speed-up: ratio of mean TPOTs. {notes.SPREAD}, of the ratio per input.",
-    ),
-    about="Specter against LRU, Mixtral-Offloading and on demand, at equal bytes",
-)  # fmt: skip
-def draw_speedup(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="baseline", height=1.5, margin=0.3, y="speed-up (×)", legend=0)
-    colours = ("#0072B2", "#7fb8d8", "#D55E00", "#f0b27a")
-    shown = {name: (name, one) for name, one in zip(data["cell"].unique(), colours, strict=False)}
-    for panel, part in grid:
-        grouped_bars(
-            panel, part, groups="dataset", series="cell", value="speedup", styles=shown, apart=MACRO,
-            value_format="{:.2f}",
-        )  # fmt: skip
-        panel.axhline(1, color="black", lw=0.8)
-    return grid
-
-
 def _accepting(frame: pd.DataFrame) -> pd.DataFrame:
-    """The speculative runs at one budget, which changes no token."""
-    return rows_of(frame[frame["speculative"]], budget=frame["budget"].iloc[0])
+    """The runs that draft as Specter does, of one of them and one budget: neither changes a token."""
+    first = rows_of(frame, system="specter").iloc[0]
+    return rows_of(frame, system="specter", budget=first["budget"], policy=first["policy"])
 
 
 def acceptance_data(frames: Frames) -> pd.DataFrame:
     """[series, label, dataset (none: a line), value, least, greatest], in per cent."""
     frame = _accepting(frames["main"])
-    by_dataset = tidy.summary(
-        frame.assign(series=frame["sampling"], label=frame["sampling"], value=frame["acceptance"] * 100),
-        ["series", "label", "dataset"],
-        lambda mine: {"value": mine["value"].mean(), "least": mine["value"].min(), "greatest": mine["value"].max()},
-    )
+    values = frame.assign(series=frame["sampling"], label=frame["sampling"], value=frame["acceptance"] * 100)
+    grouped = values.groupby(["series", "label", "dataset"])["value"]
+    by_dataset = grouped.mean().to_frame().join(tidy.extent(grouped)).reset_index()
     forced = rows_of(frames["probe"], quantity="acceptance", mode="teacher-forced")["value"].mean() * 100
     mean, most = published.ACCEPTANCE_MEAN * 100, published.ACCEPTANCE.get(frame["charged_as"].iloc[0], np.nan) * 100
     lines = [
@@ -152,7 +119,7 @@ def acceptance_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "acceptance", "main", "probe", one_model=True, minutes=7, data=acceptance_data,
+    "acceptance", "main", "probe", one_model=True, minutes=7, data=acceptance_data, draws_published=True,
     footer=lambda frames: notes.run_notes(
         _accepting(frames["main"]), f"The axis does not start at 0. {notes.SPREAD}.", with_k=True
     ),
@@ -181,7 +148,7 @@ def main_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
     systems = names(frame, "system")
     blocks = {}
-    for named, part in split(frame, "budget", "sampling"):
+    for named, part in split(frame, "policy", "budget", "sampling"):
         times = part.groupby(["dataset", "system"])["tpot_ms"].mean().unstack()
         ours = rows_of(part, system="specter").groupby("dataset").mean(numeric_only=True)
         columns = {f"{short_title(name)} (ms)": times[name] for name in systems}
@@ -193,19 +160,19 @@ def main_table(frames: Frames) -> Table:
             "× floor_trace": ours["over_floor_trace"],
             "after 1st round (ms)": ours["tpot_after_first_round_ms"],
         }
-        blocks[*named.values()] = tidy.with_macro(pd.DataFrame(columns))
-    rows = pd.concat(blocks, names=["budget", "sampling", "data set"]).reset_index()
+        blocks[title("policy", named.pop("policy")), *named.values()] = tidy.with_macro(pd.DataFrame(columns))
+    rows = pd.concat(blocks, names=["policy", "budget", "sampling", "data set"]).reset_index()
     words = (
         "TPOT = (last commit − first commit) / (tokens − 1), mean over inputs; × = the system's mean TPOT over "
-        f"Specter's; the columns from there on are Specter's, K = {tidy.depths(frame)}. mean: macro average over data "
-        "sets."
+        f"Specter's; the columns from there on are Specter's, K = {tidy.depths(rows_of(frame, system='specter'))}. "
+        "mean: macro average over data sets, of ratios too."
     )
     rows["data set"] = rows["data set"].map(dataset_title)
-    return run_table("Time per output token and speed-up", rows, 3, words, frame)
+    return run_table("Time per output token and speed-up", rows, 4, words, frame)
 
 
 def _glance(part: pd.DataFrame) -> dict[str, Any]:
-    """All systems and ours, of one model, budget and sampling."""
+    """All systems and ours, of one policy, model, budget and sampling."""
     ours = rows_of(part, system="specter")
     mean = tidy.macros(ours)
     return {
@@ -227,7 +194,9 @@ def models_table(frames: Frames) -> Table:
         "TPOT, macro average over each model's own data sets; acceptance and the columns after it are Specter's; "
         "experts per round: distinct ones of a layer that a verification needs."
     )
-    return run_table("Models", tidy.table_rows(frame, ["charged_as", "budget", "sampling"], _glance), 5, words, frame)
+    return run_table(
+        "Models", tidy.table_rows(frame, ["policy", "charged_as", "budget", "sampling"], _glance), 6, words, frame
+    )
 
 
 def _details(mine: pd.DataFrame) -> dict[str, Any]:
@@ -260,9 +229,10 @@ def _details(mine: pd.DataFrame) -> dict[str, Any]:
 def systems_table(frames: Frames) -> Table:
     frame = spread_budgets(frames["main"])
     words = (
-        "Macro average over data sets; ±: half of its 95 % confidence interval over inputs within data sets. "
+        "Macro average over data sets, of ratios too (×); ±: half of its 95 % confidence interval over inputs within "
+        f"data sets, of {tidy.MIN_INPUTS} inputs or more. "
         "Hits, late hits, misses: experts present, on their way, or absent when needed. "
         "Stall: compute waiting for copies, per run. Device: all device bytes of the model charged, draft included."
     )
-    rows = tidy.table_rows(frame, ["budget", "sampling", "system"], _details)
-    return run_table("Systems, in detail", rows, 3, words, frame)
+    rows = tidy.table_rows(frame, ["policy", "budget", "sampling", "system"], _details)
+    return run_table("Systems, in detail", rows, 4, words, frame)

@@ -62,7 +62,7 @@ def _paper_match(model: str) -> float:
 
 
 @figure(
-    "fidelity", "probe", minutes=5, data=fidelity_data,
+    "fidelity", "probe", minutes=5, data=fidelity_data, draws_published=True,
     footer=probe_footer(
         "Share of the target's top-k experts that the draft chooses too, same position and prefix; the axis does not "
         "start at 0", "fidelity",
@@ -96,7 +96,7 @@ def union_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "union", "probe", minutes=5, data=union_data,
+    "union", "probe", minutes=5, data=union_data, draws_published=True,
     footer=probe_footer(
         "Experts that the target needs for K consecutive tokens, mean over windows and layers; ×: from K = 1 to 16; "
         "paper: real checkpoint", "union",

@@ -9,6 +9,7 @@ DEEPSEEK, QWEN, PHI = "deepseek_v2_lite", "qwen1_5_moe", "phi3_5_moe"
 
 ACCEPTANCE_MEAN = 0.9663  # mean over its models
 ACCEPTANCE = {DEEPSEEK: 0.99}
+TPOT_V1 = {DEEPSEEK: {"high": 72.0, "low": 99.0}, QWEN: {"high": 74.0}, PHI: {"high": 163.0}}  # ms, by tier
 SPEEDUP_MEAN, SPEEDUP_MAX = 1.50, 1.88  # TPOT of its SpecMoEOff over Specter's, over its models and data sets
 EXPECTED_RUN, LARGEST_DEPTH = 28.7, 32  # E[A] at the mean acceptance, and the K_max that it concludes
 # Expert match against FP16 at native top-k, by method; "Q4" and so on of GGUF.

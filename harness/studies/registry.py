@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.plotting import charts
+from harness.plotting import charts, notes
 from harness.plotting.frames import Frames
 from harness.plotting.tables import Table, by_model
 from specter.registry import Registry
@@ -32,6 +32,7 @@ class FigureStudy:
         footer: the lines below it, from the tidy tables.
         minutes: from a fresh checkout at scale laptop.
         one_model: it shows one model, so each model has its own.
+        draws_published: it draws values of the paper; below them a line says what stand-ins were trained for.
     """
 
     name: str
@@ -42,13 +43,16 @@ class FigureStudy:
     draw: Draw
     minutes: int = 0
     one_model: bool = False
+    draws_published: bool = False
 
     @property
     def module(self) -> str:
         return self.draw.__module__
 
     def make(self, frames: Frames) -> Figure:
-        return self.draw(self.data(frames)).finish(self.footer(frames))
+        has_standins = any("standin" in set(frame.get("checkpoint_kind", ())) for frame in frames.values())
+        trained = [notes.TRAINED] * (self.draws_published and has_standins)
+        return self.draw(self.data(frames)).finish([*self.footer(frames), *trained])
 
 
 @dataclass(frozen=True)

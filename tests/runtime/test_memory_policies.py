@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.plan import compose
+from harness.scales import load_experiment
 from specter.errors import SpecterError
 from specter.memory import DoesNotFit, device_bytes, fit, num_slots
+from specter.resolve import resolve
 from tests.charges.runs import make_config
 from tests.runtime.test_summary import BY_HAND, COSTS, MEMORY
 
@@ -44,9 +48,12 @@ def test_a_model_needs_no_offloading_where_all_its_experts_fit(memory: int, fits
 
 def slots(system: str, **budget: Any) -> int:
     config = make_config(system, None)
-    config.budget = replace(config.budget, experts_per_layer=None, **budget)
+    config.budget = replace(config.budget, **{"experts_per_layer": None} | budget)
     config.model = replace(
-        config.model, residents={"high": 3, "low": 1.5}, published={"specmoeoff": {"high": 2.5}, "lru": {"low": 1}}
+        config.model,
+        residents={"high": 3, "low": 1.5},
+        published={"specmoeoff": {"high": 2.5}, "mixtral_offloading": {"low": 1}},
+        assumed={"specmoeoff": {"low": 2}},
     )
     return num_slots(config.model, config.budget, config.system, COSTS)
 
@@ -71,16 +78,45 @@ def slots(system: str, **budget: Any) -> int:
         # an own draft's 1220 + 2160 bytes are 18 slots, its 4732 + 2160 are 36
         ("specmoeoff_tuned", {"policy": "same_bytes", "tier": "high", "num_bytes": 25 * 192}, 7),
         ("specmoeoff", {"policy": "same_bytes", "tier": "high", "num_bytes": 40 * 192}, 4),
-        # what its paper gives: of this system and this tier, or as many as Specter has
+        # what the paper gives, or what is assumed, for this system and tier; as many as Specter for its variants
         ("specmoeoff", {"policy": "published", "tier": "high"}, 5),
-        ("specmoeoff", {"policy": "published", "tier": "low"}, 3),
-        ("lru", {"policy": "published", "tier": "high"}, 6),
-        ("lru", {"policy": "published", "tier": "low"}, 2),
+        ("specmoeoff", {"policy": "published", "tier": "low"}, 4),
+        ("specmoeoff_tuned", {"policy": "published", "tier": "high"}, 5),  # those of specmoeoff
+        ("lru", {"policy": "published", "tier": "low"}, 2),  # those of mixtral_offloading
         ("specter", {"policy": "published", "tier": "high"}, 6),
+        ("specter_deadline", {"policy": "published", "tier": "smallest"}, 2),
     ],
 )
 def test_slots_that_a_budget_buys(system: str, budget: dict[str, Any], expected: int) -> None:
     assert slots(system, **budget) == expected
+
+
+@pytest.mark.parametrize("budget", [{"tier": "high"}, {"tier": "low", "experts_per_layer": 3}])
+def test_residents_that_are_stated_nowhere_are_refused(budget: dict[str, Any]) -> None:
+    with pytest.raises(SpecterError, match=r"no residents of mixtral_offloading(?s:.*)published.mixtral_offloading"):
+        slots("lru", policy="published", **budget)
+
+
+def test_every_model_states_the_residents_of_every_system_of_the_main_experiment() -> None:
+    for path in Path("conf/model").glob("*.yaml"):
+        for system in load_experiment("main").systems:
+            for tier in ("high", "low"):
+                resolve(
+                    compose([f"model={path.stem}", f"system={system}", f"budget={tier}", "budget.policy=published"])
+                )
+
+
+def test_assumed_residents_follow_the_rules_that_the_published_ones_suggest() -> None:
+    """Of SpecMoEOff the share of Specter's, of Mixtral-Offloading what equal bytes leave, rounded down."""
+    published = compose(["model=deepseek_v2_lite"]).model
+    for path in Path("conf/model").glob("*.yaml"):
+        model = compose([f"model={path.stem}"]).model
+        stated = {**model.published, **model.assumed}
+        for tier, residents in model.residents.items():
+            share = published.published["specmoeoff"][tier] / published.residents[tier]
+            assert stated["specmoeoff"][tier] == share * residents
+            run = resolve(compose([f"model={path.stem}", "system=mixtral_offloading", f"budget={tier}"]))
+            assert stated["mixtral_offloading"][tier] == run.num_slots // run.spec.num_moe_layers
 
 
 def test_experts_per_layer_are_rounded_to_whole_slots() -> None:

@@ -25,16 +25,17 @@ SETTINGS: dict[str, Any] = {
     "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "budget": "high", "policy": "same_bytes",
     "sampling": "greedy", "temperature": 1.0, "hardware": "a100_40gb_pcie4", "dataset": "gsm8k", "input": 0, "k": 16,
     "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 1.0, "fits_budget": True,
-    "fits_device": True, "fits_without_offloading": True,
+    "fits_device": True, "fits_without_offloading": True, "assumes_residents": False,
 }  # fmt: skip
 
 
 def runs(systems: Sequence[str], **axes: Sequence[Any]) -> pd.DataFrame:
-    """Runs of every combination. A system that ignores the budget runs at the first one; plain decoding has K = 0."""
+    """Runs of every combination. A system that ignores the budget runs at the first one and under the first policy;
+    plain decoding has K = 0."""
     rows = []
     for system in systems:
         speculative, uses_budget = system.startswith("spec"), system != "resident"
-        mine = axes | ({} if uses_budget else {"budget": axes.get("budget", ["high"])[:1]})
+        mine = axes | ({} if uses_budget else {key: axes[key][:1] for key in ("budget", "policy") if key in axes})
         mine |= {} if speculative else {"k": [0]}
         for values in itertools.product(*mine.values()):
             row = SETTINGS | dict(zip(mine, values, strict=True)) | {"system": system}
@@ -43,7 +44,7 @@ def runs(systems: Sequence[str], **axes: Sequence[Any]) -> pd.DataFrame:
             rows.append(row | metrics | {"speculative": speculative, "uses_budget": uses_budget})
     frame = pd.DataFrame(rows)
     per_layer = [PER_LAYER.get(str(budget)) or float(budget) for budget in frame["budget"]]
-    return frame.assign(charged_as=frame["model"], experts_per_layer=per_layer)
+    return frame.assign(charged_as=frame["model"], experts_per_layer=per_layer, residents_of=frame["system"])
 
 
 def probe() -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from harness import catalogue, plan, scales
-from harness.jobs.live_check import sample
+from harness.jobs.live_check import choose
 from specter.errors import SpecterError
 from specter.results import run_id
 
@@ -55,12 +56,31 @@ def test_the_digest_tells_plans_apart() -> None:
     assert here != plan.digest(plan.experiment_runs("smoke", *ARGUMENTS[1:]))
 
 
-def test_the_live_sample_spreads_over_all_runs(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    runs = [tmp_path / dataset / f"run{number}" for dataset in "ab" for number in range(6)]
-    chosen = sample(runs, 4)
-    assert len(chosen) == 4
-    assert {path.parent.name for path in chosen} == {"a", "b"} or len({path.name for path in chosen}) == 4
-    assert sample(runs, 100) == sorted(runs, key=lambda path: (path.name, path.parent.name))
+def test_every_system_is_repeated_live_and_samplings_take_turns() -> None:
+    runs = {
+        Path(dataset, f"{system}-{sampling}-{tier}"): {"system": {"name": system}, "sampling": {"kind": sampling}}
+        for system, sampling, dataset, tier in itertools.product(
+            ("lru", "specter", "on_demand", "resident"), ("greedy", "seeded"), "ab", ("high", "low")
+        )
+    }
+    chosen = choose(runs)
+    assert [path.name.split("-")[:2] for path in chosen] == [
+        ["lru", "greedy"], ["on_demand", "seeded"], ["resident", "greedy"], ["specter", "seeded"]
+    ]  # fmt: skip
+    assert {path.parent.name for path in chosen} == {"a", "b"}
+    assert {path.name.split("-")[2] for path in chosen} == {"high", "low"}
+    assert choose(dict(reversed(runs.items()))) == chosen
+
+
+def test_the_main_experiment_has_every_system_under_both_policies_on_every_model() -> None:
+    for model in scales.load_scale("laptop").models:
+        runs = plan.experiment_runs("laptop", "main", model, "gsm8k")
+        cells = {(c.system.name, c.budget.tier, c.budget.policy, c.sampling.kind) for c in runs}
+        for system in {"specter", "specter_deadline", "specmoeoff", "specmoeoff_tuned", "mixtral_offloading",
+                       "mixtral_speculative_loading", "lru", "on_demand"}:  # fmt: skip
+            axes = (("high", "low"), ("published", "same_bytes"), ("greedy", "seeded"))
+            assert {(system, *cell) for cell in itertools.product(*axes)} <= cells
+        assert len(scales.datasets("laptop", "main", model)) >= 3 and {c.input for c in runs} >= {0, 1}
 
 
 def test_models_after_the_first_run_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +93,7 @@ def test_models_after_the_first_run_their_share(monkeypatch: pytest.MonkeyPatch)
     assert len(scales.datasets("laptop", "main", second)) == scale.others.num_datasets
     runs = plan.experiment_runs("laptop", "main", second, scale.datasets[0])
     assert {config.input for config in runs} == set(range(scale.others.num_inputs))
-    assert {config.system.name for config in runs} == set(scale.others.systems)
+    assert {config.system.name for config in runs} == set(scales.load_experiment("main").systems)
     monkeypatch.setattr(scale, "others", None)
     assert scale.models_of("rivals") == scale.models
 
@@ -81,7 +101,9 @@ def test_models_after_the_first_run_their_share(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_runs_at_the_papers_k_where_an_experiment_names_none() -> None:
     depths = {
         model: {
-            config.k for config in plan.experiment_runs("laptop", "main", model, "gsm8k") if config.system.speculative
+            config.k
+            for config in plan.experiment_runs("laptop", "main", model, "gsm8k")
+            if config.system.speculative and config.system.draft_len is None
         }
         for model in ("deepseek_v2_lite", "qwen1_5_moe")
     }

@@ -72,4 +72,4 @@ def test_a_killed_run_resumes(checkout: Checkout) -> None:
     resumed = recordings(checkout.root)
     assert len(resumed) > len(finished)
     assert finished.items() <= resumed.items(), "a finished recording was made again"
-    assert len(yaml.safe_load((checkout.root / MANIFEST).read_text())["recordings"]) == 20
+    assert len(yaml.safe_load((checkout.root / MANIFEST).read_text())["recordings"]) == 40

@@ -13,19 +13,21 @@ import pytest
 
 from harness import artifact
 from harness.catalogue import FIGURES, TABLES, figures
+from harness.plotting import notes
 from harness.plotting.frames import Frames, half_width
 from harness.scales import load_scale
 from harness.studies import published
+from harness.studies.speedup import finding
 from tests.workflow.made_up import PER_LAYER, fidelity, macro, not_drawn, one, probe, runs, values
 
-SYSTEMS = ("specter", "specter_deadline", "lru", "mixtral_offloading", "on_demand", "resident")
+SYSTEMS = ("specter", "specter_deadline", "specmoeoff", "lru", "mixtral_offloading", "on_demand", "resident")
 TIERS, SAMPLINGS, DATASETS = ("high", "low"), ("greedy", "seeded"), ("gsm8k", "prose")
 TITLES = {"gsm8k": "GSM8K", "prose": "prose"}
 AXES: dict[str, Any] = {"budget": TIERS, "sampling": SAMPLINGS, "dataset": DATASETS, "input": (0, 1, 2)}
 
 
 def main_runs() -> pd.DataFrame:
-    return runs(SYSTEMS, **AXES)
+    return runs(SYSTEMS, **AXES | {"input": range(5), "policy": ("same_bytes", "published")})
 
 
 def k_runs() -> pd.DataFrame:
@@ -112,7 +114,7 @@ def test_tpot_is_a_mean_with_the_extent_of_its_inputs_and_a_floor() -> None:
     for tier in TIERS:
         for system in SYSTEMS:
             where: dict[str, Any] = {"sampling": "seeded", "system": system}
-            source = where | ({} if system == "resident" else {"budget": tier})
+            source = where | ({} if system == "resident" else {"budget": tier, "policy": "same_bytes"})
             row = one(data, dataset="GSM8K", budget=tier, **where)
             times = values(frame, "tpot_ms", dataset="gsm8k", **source)
             assert row["tpot_ms"] == pytest.approx(fmean(times))
@@ -132,7 +134,7 @@ def test_models_are_macro_averages_of_their_own() -> None:
         mine = data[(data["model"] == model) & data["budget"].str.startswith("low")]
         for system in SYSTEMS[:3]:
             row = one(mine, sampling="greedy", system=system)
-            source = {"model": model, "sampling": "greedy", "system": system, "budget": "low"}
+            source = {"model": model, "sampling": "greedy", "system": system, "budget": "low", "policy": "same_bytes"}
             assert row["tpot_ms"] == pytest.approx(macro(both, "tpot_ms", **source))
             assert "K = 16" in row["panel"]
     assert "resident" not in set(data.loc[data["model"] == "qwen1_5_moe", "system"])
@@ -141,26 +143,81 @@ def test_models_are_macro_averages_of_their_own() -> None:
 def test_a_speedup_is_the_baselines_time_over_ours() -> None:
     data, frames = data_of("speedup")
     frame = frames["main"]
-    assert data["baseline"].unique().tolist() == ["lru", "mixtral_offloading", "on_demand"]
-    for baseline in ("lru", "on_demand"):
-        for tier in TIERS:
-            where: dict[str, Any] = {"budget": tier, "sampling": "seeded"}
-            theirs, ours = (
-                {name: values(frame, "tpot_ms", system=system, dataset=name, **where) for name in DATASETS}
-                for system in (baseline, "specter")
-            )
-            cell = {"baseline": baseline, "cell": f"{tier}, seeded"}
-            row = one(data, dataset="prose", **cell)
-            assert row["speedup"] == pytest.approx(fmean(theirs["prose"]) / fmean(ours["prose"]))
-            ratios = [a / b for a, b in zip(theirs["prose"], ours["prose"], strict=True)]
-            assert (row["least"], row["greatest"]) == pytest.approx((min(ratios), max(ratios)))
-            average = fmean(fmean(theirs[name]) / fmean(ours[name]) for name in DATASETS)
-            assert one(data, dataset="mean", **cell)["speedup"] == pytest.approx(average)
+    assert data["baseline"].unique().tolist() == ["specmoeoff", "mixtral_offloading", "lru"]
+    assert data["policy"].unique().tolist() == ["published", "same_bytes"]
+    cells = []
+    for tier in TIERS:
+        where: dict[str, Any] = {"budget": tier, "sampling": "greedy", "policy": "published"}
+        theirs, ours = (
+            {name: fmean(values(frame, "tpot_ms", system=system, dataset=name, **where)) for name in DATASETS}
+            for system in ("specmoeoff", "specter")
+        )
+        row = one(data, baseline="specmoeoff", dataset="prose", **where)
+        assert row["speedup"] == pytest.approx(theirs["prose"] / ours["prose"])
+        cells.append(fmean(theirs[name] / ours[name] for name in DATASETS))
+        average = one(data, baseline="specmoeoff", dataset="mean", **where)
+        assert average["speedup"] == pytest.approx(cells[-1])
+    row = one(TABLES["speedup"].build(frames).frame, policy="published residents", baseline="SpecMoEOff",
+              sampling="greedy")  # fmt: skip
+    assert (row["cells"], row["paper, mean"], row["paper, greatest"]) == ("2", 1.5, 1.88)
+    assert (row["mean"], row["least"], row["greatest"]) == pytest.approx((fmean(cells), min(cells), max(cells)))
+    assert np.isnan(one(TABLES["speedup"].build(frames).frame, policy="equal device bytes", baseline="SpecMoEOff",
+                        sampling="greedy")["paper, mean"])  # fmt: skip
+
+
+def test_the_finding_is_counted_from_the_runs() -> None:
+    frame = main_runs()
+    faster = {"system": "lru", "policy": "same_bytes", "budget": "low", "sampling": "seeded"}
+    is_faster = pd.concat([frame[key] == value for key, value in faster.items()], axis=1).all(axis=1)
+    frame.loc[frame["system"] == "lru", "tpot_ms"] = 1000.0
+    frame.loc[is_faster, "tpot_ms"] = 0.5
+    assert "LRU is faster than Specter in 1 of 4 cells" in finding({"main": frame})
+
+
+def test_a_baseline_that_does_not_fit_says_so() -> None:
+    frame = main_runs()
+    misfit = (frame["system"] == "specmoeoff") & (frame["policy"] == "same_bytes") & (frame["budget"] == "low")
+    frame.loc[misfit, "tpot_ms"] = np.nan
+    figure = FIGURES["speedup"].make({"main": frame})
+    said = [[text.get_text() for text in panel.texts].count("does not fit") for panel in figure.axes]
+    assert said == [0, 2, 0, 0, 0, 0]
+    table = one(TABLES["speedup"].build({"main": frame}).frame, policy="equal device bytes", baseline="SpecMoEOff",
+                sampling="greedy")  # fmt: skip
+    assert table["cells"] == "1"
+
+
+def test_assumed_residents_are_named() -> None:
+    frame = main_runs()
+    taken = (frame["system"] == "specmoeoff") & (frame["policy"] == "published")
+    frame.loc[taken, "assumes_residents"] = True
+    frame.loc[frame["system"] == "lru", "residents_of"] = "mixtral_offloading"
+    footer = " ".join(FIGURES["speedup"].make({"main": frame}).texts[0].get_text().split())
+    assert "taken (conf/model): SpecMoEOff of DeepSeek-V2-Lite 16 / 4; LRU: those of Mixtral-Offloading." in footer
+
+
+def test_absolute_times_stand_beside_the_papers() -> None:
+    frames = frames_of("absolute")
+    row = one(TABLES["absolute"].build(frames).frame, budget="low")
+    where = {"system": "specter", "budget": "low", "policy": "published"}
+    greedy = macro(frames["main"], "tpot_ms", sampling="greedy", **where)
+    assert (row["greedy (ms)"], row["paper, v1 (ms)"]) == (pytest.approx(greedy), 99)
+    assert row["greedy / paper"] == pytest.approx(greedy / 99)
+
+
+@pytest.mark.parametrize("name", figures("laptop"))
+def test_a_figure_with_values_of_the_paper_says_what_stand_ins_were_trained_for(name: str) -> None:
+    if "-" in name:
+        return
+    figure = FIGURES[name].make(frames_of(name))
+    drawn = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    footer = " ".join(figure.texts[-1].get_text().split())
+    assert (notes.TRAINED in footer) == any("paper" in label for label in drawn)
 
 
 def test_acceptance_is_in_per_cent_beside_the_papers() -> None:
     data, frames = data_of("acceptance")
-    accepted = values(frames["main"], "acceptance", sampling="greedy", dataset="prose", budget="high", speculative=True)
+    where: dict[str, Any] = {"budget": "high", "policy": "same_bytes", "system": "specter"}
+    accepted = values(frames["main"], "acceptance", sampling="greedy", dataset="prose", **where)
     row = one(data, series="greedy", dataset="prose")
     assert row["value"] == pytest.approx(fmean(accepted) * 100)
     assert (row["least"], row["greatest"]) == pytest.approx((min(accepted) * 100, max(accepted) * 100))
@@ -343,15 +400,16 @@ def test_methods_are_shown_along_layers_positions_and_margins() -> None:
 
 
 def test_leading_columns_name_the_rows() -> None:
-    keys = {"main": 3, "models": 5, "systems": 3, "k_sweep": 4, "budget_sweep": 1, "hardware": 2, "rivals": 5,
-            "memory": 5, "prompt_length": 3, "decomposition": 4, "published_ratio": 5, "fidelity": 2, "union": 2,
-            "runs": 2, "methods": 2, "depth_profile": 3}  # fmt: skip
+    keys = {"main": 4, "models": 6, "systems": 4, "speedup": 3, "absolute": 2, "k_sweep": 4, "budget_sweep": 1,
+            "hardware": 2, "rivals": 5, "memory": 5, "prompt_length": 3, "decomposition": 4, "published_ratio": 5,
+            "fidelity": 2, "union": 2, "runs": 2, "methods": 2, "depth_profile": 3}  # fmt: skip
     for name, number in keys.items():
         assert TABLES[name].build(frames_of(name)).keys == number, name
 
 
 def test_tables_of_runs_are_macro_averages() -> None:
     frame = main_runs()
+    frame = frame[frame["policy"] == "same_bytes"]
     where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
     systems = TABLES["systems"].build({"main": frame}).frame
     row = one(systems, system="Mixtral-Offloading", **where)
@@ -384,7 +442,7 @@ def test_tables_of_runs_are_macro_averages() -> None:
     assert glance["× floor_trace"] == pytest.approx(macro(frame, "over_floor_trace", **ours))
     assert glance["experts per round"] == pytest.approx(macro(frame, "union_mean", **ours))
     assert glance["GB per token"] == pytest.approx(macro(frame, "bytes_per_token", **ours) / 1e9)
-    assert (glance["K"], glance["experts per layer"], glance["texts"]) == ("16", "4", "6")
+    assert (glance["K"], glance["experts per layer"], glance["texts"]) == ("16", "4", "10")
     mean = one(TABLES["main"].build({"main": frame}).frame, **where | {"data set": "mean"})
     assert mean["hits (%)"] == pytest.approx(macro(frame, "hit_rate", **ours) * 100)
     assert mean["acceptance (%)"] == pytest.approx(macro(frame, "acceptance", **ours) * 100)

@@ -12,7 +12,7 @@ from harness import report, scales
 from harness.catalogue import FIGURES, TABLES
 from harness.plotting import tables
 from harness.plotting.charts import save, whiskers
-from harness.plotting.frames import half_width, spread_budgets
+from harness.plotting.frames import extent, half_width, spread_budgets
 from harness.plotting.notes import caveats, fidelity_line, probe_line, provenance
 from harness.studies.decomposition import PARTS as SPEEDUP_PARTS
 from specter.errors import SpecterError
@@ -35,6 +35,7 @@ def run(system: str, dataset: str, index: int, tpot_ms: float) -> dict[str, obje
         "sampling": "seeded", "temperature": 0.7, "hardware": "a100_40gb_pcie4", "k": 16 if speculative else 0,
         "input": index, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 0.95,
         "experts_per_layer": 16.0, "fits_without_offloading": True, "fits_device": True, "device_draft_bytes": 7.4e9,
+        "assumes_residents": False, "residents_of": system,
         "tpot_ms": tpot_ms, "floor_trace_ms": 4.0,
         "acceptance": 0.9 if speculative else None, "mean_accepted_len": 8.0 if speculative else None,
     }  # fmt: skip
@@ -60,7 +61,7 @@ def test_tables_keep_models_apart(runs: pd.DataFrame) -> None:
     table = TABLES["main"].build({"main": both})
     frame = table.frame[table.frame["data set"] == "mean"].set_index("model")
     assert frame["Specter (ms)"].tolist() == pytest.approx([30.0, 90.0])
-    assert frame.index.tolist() == ["DeepSeek-V2-Lite", "Phi-3.5-MoE"] and table.keys == 4
+    assert frame.index.tolist() == ["DeepSeek-V2-Lite", "Phi-3.5-MoE"] and table.keys == 5
     assert "narrow stand-in of Phi-3.5-MoE" in table.stated["checkpoint"]
     alike = [note for note in table.notes if "Systems have equal device bytes" in note]
     assert len(alike) == 1 and not alike[0].startswith("DeepSeek")  # what holds for both is said once
@@ -171,15 +172,22 @@ def test_the_page_shows_what_the_tables_hold(runs: pd.DataFrame, tmp_path: Path)
     page = report.render(
         scales.load_scale("laptop"), [tmp_path / "one.png"], [tmp_path / "main.json"], [tmp_path / "deepseek.json"]
     )
-    assert page.count('<td class="text">') == 3 * len(table.frame) and page.count("<td>") == table.frame.size - 9
+    assert page.count('<td class="text">') == 4 * len(table.frame) and page.count("<td>") == table.frame.size - 12
     assert "<td>3.00</td>" in page and "2 runs of deepseek were repeated live" in page
     assert all(note.replace("'", "&#39;") in page for note in table.notes)
 
 
 def test_half_width_is_students_over_inputs_within_data_sets() -> None:
-    frame = pd.DataFrame({"dataset": ["a", "a", "b", "b"], "x": [1.0, 3.0, 10.0, 10.0]})
-    assert half_width(frame, "x") == pytest.approx(4.303 * np.sqrt(2.0 / 2) / 2)  # variance 2 over 2 inputs, and 0
-    assert np.isnan(half_width(frame.iloc[::2], "x"))
+    frame = pd.DataFrame({"dataset": ["a"] * 5 + ["b"] * 5, "x": [1.0, 2.0, 3.0, 4.0, 5.0] + [10.0] * 5})
+    assert half_width(frame, "x") == pytest.approx(2.306 * np.sqrt(2.5 / 5) / 2)  # variance 2.5 over 5 inputs, and 0
+    assert np.isnan(half_width(frame.iloc[1:], "x"))  # four inputs of a data set
+
+
+def test_four_inputs_have_no_extent() -> None:
+    frame = pd.DataFrame({"dataset": ["a"] * 5 + ["b"] * 4, "x": [1.0, 2.0, 3.0, 4.0, 5.0] + [10.0] * 4})
+    found = extent(frame.groupby("dataset")["x"])
+    assert found.loc["a"].to_dict() == {"least": 1, "greatest": 5}
+    assert np.isnan(found.loc["b"].to_numpy(float)).all()
 
 
 def test_what_does_not_fit_is_a_row_without_numbers(runs: pd.DataFrame) -> None:
@@ -202,7 +210,7 @@ def parts(rival: str, hero: str, **values: object) -> list[dict[str, object]]:
 
 
 def test_a_speed_up_is_shown_with_its_parts(runs: pd.DataFrame) -> None:
-    frames = {"rivals": runs, "decomposition": pd.DataFrame(parts("lru", "specter"))}
+    frames = {"main": runs, "decomposition": pd.DataFrame(parts("lru", "specter"))}
     row = TABLES["decomposition"].build(frames).frame.iloc[0]
     assert (row["ratio"], row["K"]) == (2.0, "– : 16")
     assert sum(row[title] for title, _ in SPEEDUP_PARTS.values()) == row["rival (ms)"] - row["ours (ms)"]
@@ -212,6 +220,6 @@ def test_a_speed_up_is_shown_with_its_parts(runs: pd.DataFrame) -> None:
 def test_the_published_ratio_stands_beside_ours(runs: pd.DataFrame) -> None:
     misfit = parts("specmoeoff", "specter", policy="published", part=None, ms=np.nan)[:1]
     explained = pd.DataFrame([*parts("specmoeoff", "specter", rival_k=3), *misfit])
-    frame = TABLES["published_ratio"].build({"rivals": runs, "decomposition": explained}).frame
+    frame = TABLES["published_ratio"].build({"main": runs, "decomposition": explained}).frame
     assert frame["K"].tolist() == ["3 : 16", "does not fit"]
     assert set(frame["published, mean"]) == {1.5} and set(frame["published, most"]) == {1.88}
