@@ -31,12 +31,13 @@ def tables(scale: str) -> list[str]:
 
 
 def _filled(scale: str, studies: Registry[Any]) -> list[str]:
-    """The names of studies that a scale has sources for, in the order of its experiments; probes are last."""
+    """The names of studies that a scale has sources for: what leads, then by experiment; probes are last."""
     size = load_scale(scale)
     sources = {name: studies[name].sources for name in studies.names() if not name.startswith(DEVICE)}
     order = {name: index for index, name in enumerate(size.experiments)}
     filled = [name for name in sources if size.models_of(*sources[name])]
-    return sorted(filled, key=lambda name: order.get(sources[name][0], len(order)))
+    leads = {name for name in FIGURES.names() if FIGURES[name].leads}
+    return sorted(filled, key=lambda name: (name not in leads, order.get(sources[name][0], len(order))))
 
 
 def figure_model(scale: str, file_name: str) -> str:

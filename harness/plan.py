@@ -101,6 +101,7 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
             k=_depths(size, what, model, system),
             prompt_tokens=what.prompt_tokens,
             input=_inputs(size, what, model),
+            repeat=range(size.num_repeats),
         )
     return runs
 

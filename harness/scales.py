@@ -46,6 +46,7 @@ class Scale:
     warmup_tokens: int
     num_probe_texts: int  # held-out texts that the probe reads with the CPU's decoder; 0: recordings only
     hardware: list[str] = field(default_factory=list)  # instead of the experiments'; on the device clock, this machine
+    num_repeats: int = 1  # of every run, on the device clock; the virtual one is deterministic
     others: Share | None = None  # none: every model runs all of it
 
     def share(self, model: str) -> Share:
@@ -128,6 +129,11 @@ def load_scale(name: str) -> Scale:
     scale = load(Scale, "scale", name)
     if scale.clock == "device" and not scale.hardware:
         raise SpecterError(f"conf/scale/{name}.yaml measures on no machine", "name the GPU at hand: hardware: [...]")
+    if scale.clock == "virtual" and scale.num_repeats != 1:
+        raise SpecterError(
+            f"conf/scale/{name}.yaml: num_repeats={scale.num_repeats} on the virtual clock, which is deterministic",
+            "leave num_repeats out, or measure with clock: device",
+        )
     for experiment in {*scale.experiments, *(scale.others.experiments if scale.others else ())}:
         check_clock(scale, load_experiment(experiment))
     return scale

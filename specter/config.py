@@ -51,10 +51,8 @@ class ModelConfig:
     tokenizer: str
     residents: dict[str, float]  # experts per MoE layer that Specter holds on the GPU, by budget tier
     published_k: int = 16  # the paper's best depth
-    # Residents of other systems under budget.policy=published, by system, then tier: as the paper's text gives them,
-    # and what is taken where it gives none.
-    published: dict[str, dict[str, float]] = field(default_factory=dict)
-    assumed: dict[str, dict[str, float]] = field(default_factory=dict)
+    published: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems, where the paper gives them
+    assumed: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems, where it does not
     title: str = ""
 
 
@@ -147,6 +145,7 @@ class RunConfig:
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
     prompt: str | None = None  # a text instead of the data set's input
     input: int = 0  # which input of the data set
+    repeat: int = 0  # which repetition of the same measurement
     warmup_tokens: int = 64  # generated before timing; every input starts from the expert cache that they leave
     tile_rows: int = 16  # every product of the target has this many rows; a pass stacks tiles
     kv_capacity: int = 256
@@ -193,7 +192,8 @@ def validate(config: RunConfig) -> RunConfig:
             f"budget.experts_per_layer={budget.experts_per_layer}, sampling.temperature={sampling.temperature}",
             "give finite numbers",
         )
-    for key, least in (("max_new_tokens", 1), ("prompt_tokens", 0), ("input", 0), ("warmup_tokens", 0), ("threads", 1)):
+    zero, one = ("prompt_tokens", "input", "repeat", "warmup_tokens"), ("max_new_tokens", "threads")
+    for key, least in (dict.fromkeys(zero, 0) | dict.fromkeys(one, 1)).items():
         if getattr(config, key) < least:
             raise SpecterError(f"{key}={getattr(config, key)} is too small", f"use {key} >= {least}")
     if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:

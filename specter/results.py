@@ -31,7 +31,8 @@ def run_id(config: RunConfig) -> str:
     length = f"{config.prompt_tokens or 'all'}tokens"
     budget = f"{budget}-{config.budget.policy}"
     execution = f"-{config.execution.label}" if config.execution.label else ""
-    where = f"{config.hardware.name}{execution}"
+    repeat = f"-repeat{config.repeat}" if config.repeat else ""
+    where = f"{config.hardware.name}{execution}{repeat}"
     return f"{config.system.name}-{source}-{length}-{budget}{draft_len}-{config.sampling.kind}-{where}"
 
 

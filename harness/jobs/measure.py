@@ -110,7 +110,8 @@ class Runs:
         for run in planned:
             if run.plain_key not in plain:
                 budget = replace(run.config.budget, policy="same_experts")
-                config = replace(run.config, system=LRU, budget=budget, k=1, execution=ExecutionConfig(), trace=False)
+                config = replace(run.config, system=LRU, budget=budget, k=1, repeat=0, trace=False)
+                config = replace(config, execution=ExecutionConfig())
                 plain[run.plain_key] = Run.of(config, tokenizer, root)
         return cls(planned, plain)
 

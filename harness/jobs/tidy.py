@@ -21,7 +21,7 @@ Row = dict[str, Any]
 # Columns that a round has of its run.
 RUN_KEYS = (
     "model", "checkpoint_kind", "charged_as", "system", "execution", "budget", "policy", "dataset", "sampling",
-    "hardware", "clock", "k", "input", "prompt_tokens",
+    "hardware", "clock", "k", "input", "repeat", "prompt_tokens",
 )  # fmt: skip
 # Columns of runs that were measured on a device.
 PROVENANCE = (*MACHINE, "commit", "source_sha256", "checkpoint", "checkpoint_digest", "draft_origin")
@@ -62,6 +62,7 @@ def settings(directory: Path) -> Row:
         "k": MAX_AUTO if is_auto else depth,
         "is_auto": is_auto,  # then k is the most of a round
         "input": config["input"],
+        "repeat": config["repeat"],
         "prompt_tokens": config["prompt_tokens"],
         "max_new_tokens": config["max_new_tokens"],
         "execution": ExecutionConfig(**config["execution"]).label or "default",

@@ -6,15 +6,12 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from harness.plotting.titles import in_order, title
 from specter.errors import SpecterError
-
-if TYPE_CHECKING:
-    from pandas.core.groupby import SeriesGroupBy
 
 Frames = dict[str, pd.DataFrame]  # by source: an experiment, a probe, or a file of data/reference/<machine>
 Row = dict[str, Any]
@@ -177,10 +174,11 @@ def dataset_title(name: str) -> str:
     return title("dataset", name)
 
 
-def extent(values: SeriesGroupBy[Any, Any]) -> pd.DataFrame:
-    """[least, greatest] of every group; NaN for a group of fewer than `MIN_INPUTS`."""
-    found = pd.DataFrame({"least": values.min(), "greatest": values.max()})
-    return found.where(values.count() >= MIN_INPUTS)
+def extent(frame: pd.DataFrame, keys: Sequence[str], column: str) -> pd.DataFrame:
+    """[least, greatest] of `column` by `keys`; NaN for fewer than `MIN_INPUTS` inputs."""
+    groups = frame.groupby(list(keys))
+    found = pd.DataFrame({"least": groups[column].min(), "greatest": groups[column].max()})
+    return found.where(groups["input"].nunique() >= MIN_INPUTS)
 
 
 def half_width(frame: pd.DataFrame, column: str) -> float:
@@ -188,7 +186,8 @@ def half_width(frame: pd.DataFrame, column: str) -> float:
 
     NaN where a data set has fewer than `MIN_INPUTS` inputs.
     """
-    groups = frame.groupby("dataset")[column].agg(["var", "count"])
+    of_inputs = frame.groupby(["dataset", "input"])[column].mean()  # repeats of an input are one draw
+    groups = of_inputs.groupby("dataset").agg(["var", "count"])
     if groups["count"].min() < MIN_INPUTS:
         return float("nan")
     freedom = int((groups["count"] - 1).sum())

@@ -52,7 +52,9 @@ def _num_texts(frame: pd.DataFrame) -> str:
 def provenance(frame: pd.DataFrame) -> str:
     """Clock, hardware, checkpoint, sampling, lengths and number of inputs of a table of runs."""
     prompts = ", ".join("whole" if n == 0 else f"first {n} tokens" for n in sorted(frame["prompt_tokens"].unique()))
-    repeats = "1 repeat (the clock is deterministic)" if set(frame["clock"]) == {"virtual"} else "1 repeat"
+    repeats = counted(frame["repeat"].nunique(), "repeat")
+    if set(frame["clock"]) == {"virtual"}:
+        repeats += " (the clock is deterministic)"
     parts = [
         f"Clock: {', '.join(sorted(frame['clock'].unique()))}",
         " / ".join(title("hardware", name) for name in in_order("hardware", frame["hardware"])),

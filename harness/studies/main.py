@@ -40,7 +40,7 @@ def tpot_data(frames: Frames) -> pd.DataFrame:
     for named, mine in split(frame, "budget", "sampling", "system"):
         by_dataset = mine.groupby("dataset")
         block = tidy.with_macro(by_dataset[["tpot_ms", "floor_trace_ms"]].mean())
-        found.append(block.assign(**named).join(tidy.extent(by_dataset["tpot_ms"])))
+        found.append(block.assign(**named).join(tidy.extent(mine, ["dataset"], "tpot_ms")))
     data = _with_datasets(found)
     data.loc[~data["system"].isin(FLOORS_SHOWN), "floor_trace_ms"] = np.nan
     return tidy.with_panels(data, frame)
@@ -105,8 +105,9 @@ def acceptance_data(frames: Frames) -> pd.DataFrame:
     """[series, label, dataset (none: a line), value, least, greatest], in per cent."""
     frame = _accepting(frames["main"])
     values = frame.assign(series=frame["sampling"], label=frame["sampling"], value=frame["acceptance"] * 100)
-    grouped = values.groupby(["series", "label", "dataset"])["value"]
-    by_dataset = grouped.mean().to_frame().join(tidy.extent(grouped)).reset_index()
+    keys = ["series", "label", "dataset"]
+    means = values.groupby(keys)["value"].mean().to_frame()
+    by_dataset = means.join(tidy.extent(values, keys, "value")).reset_index()
     forced = rows_of(frames["probe"], quantity="acceptance", mode="teacher-forced")["value"].mean() * 100
     mean, most = published.ACCEPTANCE_MEAN * 100, published.ACCEPTANCE.get(frame["charged_as"].iloc[0], np.nan) * 100
     lines = [
@@ -183,7 +184,7 @@ def _glance(part: pd.DataFrame) -> dict[str, Any]:
         "experts per round": mean["union_mean"],
         "GB per token": mean["bytes_per_token"] / 1e9,
         "× floor_trace": mean["over_floor_trace"],
-        "texts": str(len(ours)),
+        "texts": str(ours.groupby(["dataset", "input"]).ngroups),
     }
 
 

@@ -32,6 +32,7 @@ class FigureStudy:
         footer: the lines below it, from the tidy tables.
         minutes: from a fresh checkout at scale laptop.
         one_model: it shows one model, so each model has its own.
+        leads: it is shown before all others.
         draws_published: it draws values of the paper; below them a line says what stand-ins were trained for.
     """
 
@@ -43,6 +44,7 @@ class FigureStudy:
     draw: Draw
     minutes: int = 0
     one_model: bool = False
+    leads: bool = False
     draws_published: bool = False
 
     @property

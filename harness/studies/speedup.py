@@ -88,7 +88,7 @@ def speedup_footer(frames: Frames) -> list[str]:
 
 
 @figure(
-    "speedup", "main", minutes=9, data=speedup_data, footer=speedup_footer, draws_published=True,
+    "speedup", "main", minutes=9, data=speedup_data, footer=speedup_footer, leads=True, draws_published=True,
     about="Specter over SpecMoEOff, Mixtral-Offloading and LRU, three models, published residents and equal bytes",
 )  # fmt: skip
 def draw_speedup(data: pd.DataFrame) -> Grid:

@@ -144,6 +144,25 @@ def test_an_experiment_can_leave_traces_of_runs_of_its_own_length() -> None:
     assert not any(config.trace for config in plan.experiment_runs(*ARGUMENTS))
 
 
+def test_a_measured_run_is_repeated_and_a_charged_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("main", "deepseek_v2_lite", "gsm8k")
+    scale = scales.load_scale("standin")
+    once = plan.experiment_runs("standin", *arguments)
+    monkeypatch.setattr(scale, "num_repeats", 3)
+    runs = plan.experiment_runs("standin", *arguments)
+    assert {c.repeat for c in runs} == {0, 1, 2} and len(runs) == 3 * len(once)
+    assert len({run_id(config) for config in runs}) == len(runs) and {run_id(c) for c in once} < {
+        run_id(c) for c in runs
+    }
+    assert {plan.text_key(c) for c in runs} == {plan.text_key(c) for c in once}
+    listed = yaml.safe_load(Path("conf/scale/smoke.yaml").read_text()) | {"name": "twice", "num_repeats": 2}
+    (tmp_path / "conf/scale").mkdir(parents=True)
+    (tmp_path / "conf/scale/twice.yaml").write_text(yaml.safe_dump(listed))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecterError, match="num_repeats=2 on the virtual clock, which is deterministic"):
+        scales.load_scale("twice")
+
+
 def load_systems(experiment: str) -> list[str]:
     return scales.load_experiment(experiment).systems
 

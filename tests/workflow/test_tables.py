@@ -33,8 +33,9 @@ def run(system: str, dataset: str, index: int, tpot_ms: float) -> dict[str, obje
         "speculative": speculative, "uses_budget": system != "resident", "budget": "high",
         "policy": "same_bytes", "fits_budget": True, "dataset": dataset,
         "sampling": "seeded", "temperature": 0.7, "hardware": "a100_40gb_pcie4", "k": 16 if speculative else 0,
-        "input": index, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 0.95,
-        "experts_per_layer": 16.0, "fits_without_offloading": True, "fits_device": True, "device_draft_bytes": 7.4e9,
+        "input": index, "repeat": 0, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual",
+        "distinct_4grams": 0.95, "experts_per_layer": 16.0,
+        "fits_without_offloading": True, "fits_device": True, "device_draft_bytes": 7.4e9,
         "assumes_residents": False, "residents_of": system,
         "tpot_ms": tpot_ms, "floor_trace_ms": 4.0,
         "acceptance": 0.9 if speculative else None, "mean_accepted_len": 8.0 if speculative else None,
@@ -178,14 +179,18 @@ def test_the_page_shows_what_the_tables_hold(runs: pd.DataFrame, tmp_path: Path)
 
 
 def test_half_width_is_students_over_inputs_within_data_sets() -> None:
-    frame = pd.DataFrame({"dataset": ["a"] * 5 + ["b"] * 5, "x": [1.0, 2.0, 3.0, 4.0, 5.0] + [10.0] * 5})
+    inputs = [*range(5), *range(5)]
+    frame = pd.DataFrame(
+        {"dataset": ["a"] * 5 + ["b"] * 5, "input": inputs, "x": [1.0, 2.0, 3.0, 4.0, 5.0] + [10.0] * 5}
+    )
     assert half_width(frame, "x") == pytest.approx(2.306 * np.sqrt(2.5 / 5) / 2)  # variance 2.5 over 5 inputs, and 0
     assert np.isnan(half_width(frame.iloc[1:], "x"))  # four inputs of a data set
+    assert half_width(pd.concat([frame, frame]), "x") == half_width(frame, "x")  # a repeat is no further input
 
 
 def test_four_inputs_have_no_extent() -> None:
-    frame = pd.DataFrame({"dataset": ["a"] * 5 + ["b"] * 4, "x": [1.0, 2.0, 3.0, 4.0, 5.0] + [10.0] * 4})
-    found = extent(frame.groupby("dataset")["x"])
+    frame = pd.DataFrame({"dataset": ["a"] * 5 + ["b"] * 5, "input": [*range(5), 0, 1, 2, 3, 3], "x": [*range(1, 11)]})
+    found = extent(frame, ["dataset"], "x")
     assert found.loc["a"].to_dict() == {"least": 1, "greatest": 5}
     assert np.isnan(found.loc["b"].to_numpy(float)).all()
 

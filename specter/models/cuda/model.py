@@ -31,7 +31,8 @@ from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware
 from specter.timeline.stress import StressedTimeline
 
-LRU = SystemConfig(name="lru")  # plain decoding through the expert cache: it runs where the model does not fit, too
+# conf/system/lru.yaml: plain decoding through the expert cache, which runs where the model does not fit, too.
+LRU = SystemConfig(name="lru", residents_of="mixtral_offloading")
 
 
 @dataclasses.dataclass(slots=True)
