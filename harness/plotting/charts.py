@@ -99,6 +99,7 @@ def grouped_bars(
     apart: str = "",
     above: str = "",
     rotation: int = 0,
+    value_size: float = 5.8,
 ) -> dict[tuple[str, str], float]:
     """Draws a bar per row of `data`. Returns the bar centres by (group, series).
 
@@ -108,6 +109,7 @@ def grouped_bars(
         styles: label and colour of every series, in order; a series without rows leaves its place empty.
         apart: the group that is set apart, whose bars alone carry their values; empty: all bars carry them.
         above: the column of heights at which values stand; empty: at the top of their bars.
+        value_size: points of the values.
     """
     names = data[groups].unique().tolist()
     width = 0.8 / len(styles)
@@ -124,7 +126,7 @@ def grouped_bars(
                  error_kw={"elinewidth": 0.7, "ecolor": "#333333"})  # fmt: skip
         for group, centre, height, place in zip(names, x, mine[value], mine[above or value], strict=True):
             if group == apart or not apart:
-                note(axes, value_format.format(height), (centre, place), rotation=rotation)
+                note(axes, value_format.format(height), (centre, place), rotation=rotation, size=value_size)
     axes.set_xticks(list(base.values()), names, fontsize=6.6)
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.1)  # room for the values

@@ -97,6 +97,11 @@ def _numbers(group: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def _is_within(ratio: float) -> str:
+    """Whether a ratio is between 1 and the paper's greatest; NaN of a rival that does not fit is not said to be."""
+    return "–" if ratio != ratio else "yes" if 1 <= ratio <= published.SPEEDUP_MAX else "no"
+
+
 @table("decomposition", "main", "decomposition", model_by_model=True)
 def decomposition_table(frames: Frames) -> Table:
     runs = frames["main"]
@@ -119,9 +124,7 @@ def published_ratio_table(frames: Frames) -> Table:
     after = rows.columns.tolist().index("ratio") + 1
     rows.insert(after, "published, mean", published.SPEEDUP_MEAN)
     rows.insert(after + 1, "published, most", published.SPEEDUP_MAX)
-    rows.insert(
-        after + 2, "within", ["yes" if 1 <= ratio <= published.SPEEDUP_MAX else "no" for ratio in rows["ratio"]]
-    )
+    rows.insert(after + 2, "within", [_is_within(ratio) for ratio in rows["ratio"]])
     names = ", ".join(dataset_title(name) for name in parts["dataset"].unique())
     words = [
         "SpecMoEOff as published against ours: TPOT ratio. The published ratios are over its models and data sets; "

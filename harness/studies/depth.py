@@ -9,7 +9,7 @@ import pandas as pd
 from harness.plotting.frames import Frames, rows_of, table_rows
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import title
-from harness.studies import published
+from harness.studies import disagreements, published
 from harness.studies.registry import table
 
 NEAR = 1.02  # times the optimum
@@ -49,7 +49,7 @@ def _best_depths(frame: pd.DataFrame) -> Table:
             }
         )
     tried = ", ".join(str(k) for k in sorted(ours["k"].unique()))
-    what = f"Specter, macro average over data sets; tried: K = {tried}."
+    what = f"Specter, macro average over data sets; tried: K = {tried}. {disagreements.DEPTH}"
     return run_table("Depth profile: the optimum per model and budget", pd.DataFrame(rows), 3, what, frame)
 
 

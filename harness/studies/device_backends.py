@@ -9,6 +9,7 @@ from harness.plotting.charts import MODES, Grid, note, plain_log
 from harness.plotting.frames import Frames, rows_of
 from harness.plotting.tables import Table
 from harness.plotting.titles import in_order, title
+from harness.studies import disagreements
 from harness.studies.registry import figure, table
 
 # Backends, their colours, and the last words of the bench's rows.
@@ -19,9 +20,8 @@ BACKENDS = {
 }
 PHASES = {"decode, 1 row": "experts of a layer: ", "prefill, 16 rows": "prefill of 16 rows, a layer: "}
 WHAT = (
-    "INT4 experts of one MoE layer (group 128, symmetric); device clock, median of 5. The paper compares Marlin, "
-    "ExLlama v1, ExLlama v2 and torch, with Marlin the fastest; no public INT4 kernel was measured here, so only the "
-    "order “fused before torch” can be compared"
+    "INT4 experts of one MoE layer (group 128, symmetric); device clock, median of 5. Floor: the layer's INT4 bytes at "
+    "the device memory's measured rate."
 )
 
 
@@ -42,7 +42,8 @@ def backends_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "device.int4_backends", "kernels_*", data=backends_data, footer=lambda frames: [f"{_gpu(frames)}. {WHAT}."],
+    "device.int4_backends", "kernels_*", data=backends_data,
+    footer=lambda frames: [f"{_gpu(frames)}. {WHAT}", disagreements.BACKENDS],
     about="INT4 experts by backend, decode and prefill, three models",
 )  # fmt: skip
 def draw_backends(data: pd.DataFrame) -> Grid:
@@ -72,7 +73,7 @@ def backends_table(frames: Frames) -> Table:
     }
     rows = pd.DataFrame(columns).reindex(data.set_index(["model", "backend"]).index.unique()).reset_index()
     rows["model"] = [title("model", name) for name in rows["model"]]
-    words = [f"{_gpu(frames)}. {WHAT}. Floor: the layer's INT4 bytes at the device memory's measured rate."]
+    words = [f"{_gpu(frames)}. {WHAT}", disagreements.BACKENDS]
     return Table("INT4 experts by backend", rows, 2, words, {"clock": "device", "hardware": _gpu(frames)})
 
 

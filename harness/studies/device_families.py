@@ -9,6 +9,7 @@ from harness.plotting.charts import Grid, note, plain_log
 from harness.plotting.frames import Frames, demand_lossless, names, rows_of
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
+from harness.studies import disagreements
 from harness.studies.device_systems import OURS
 from harness.studies.registry import figure, table
 
@@ -92,6 +93,7 @@ def families_footer(frames: Frames) -> list[str]:
     return [
         "Device clock; medians of 5; inflated stand-ins; greedy, all tokens equal resident plain decoding's. Unfused: "
         f"{UNFUSED} Offloaded: published high budget and K, equal slots.",
+        disagreements.UNFUSED,
         " ".join(sources),
     ]
 
@@ -141,7 +143,7 @@ def families_table(frames: Frames) -> Table:
     words = [
         "Device clock; medians of 5; published high budget and K, equal slots, greedy; all tokens equal those of "
         "resident plain decoding. Experts: those of one layer. × floor_trace: mean of the texts' ratios. Unfused: "
-        f"{UNFUSED}",
+        f"{UNFUSED} {disagreements.UNFUSED}",
         *sources,
     ]
     stated = {"clock": "device", "checkpoint": "narrow stand-ins, inflated"}

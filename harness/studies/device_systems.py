@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from harness.plotting import notes
-from harness.plotting.charts import Grid, mark, note
-from harness.plotting.frames import Frames, demand_lossless, rows_of, table_rows
+from harness.plotting.charts import Grid, mark, note, whiskers
+from harness.plotting.frames import MIN_INPUTS, Frames, demand_lossless, rows_of, table_rows
 from harness.plotting.tables import Table
 from harness.plotting.titles import colour, short_title
 from harness.studies.registry import figure, table
@@ -18,8 +19,8 @@ SHOWN = (OURS, "specter", "lru", "on_demand", "resident")
 FLOORLESS = ("on_demand", "resident")  # they keep no expert, and all experts
 TIERS, SAMPLINGS = ("high", "low"), ("greedy", "seeded")
 FLOORS = (
-    "K = 16. Whiskers: least to greatest text. Black line: floor_trace of the same texts at the link's measured rate. "
-    "On demand, which loads as much for any text, was measured once and stands in every panel."
+    f"K = 16. Whiskers: least to greatest text, of {MIN_INPUTS} or more. Black line: floor_trace of the same texts at "
+    "the link's measured rate. On demand, which loads as much for any text, was measured once and stands everywhere."
 )
 
 
@@ -43,6 +44,7 @@ def rounds_data(frames: Frames) -> pd.DataFrame:
                 where = everywhere.get(system, {"budget": tier, "sampling": sampling})
                 mine = rows_of(frame, system=system, **where)
                 times, floors = mine["tpot_ms"], mine["floor_trace_ms"]
+                is_extent = len(times) >= MIN_INPUTS
                 rows.append(
                     {
                         "budget": tier,
@@ -50,8 +52,8 @@ def rounds_data(frames: Frames) -> pd.DataFrame:
                         "panel": f"{tier} budget, {sampling}",
                         "system": system,
                         "tpot_ms": times.mean(),
-                        "least": times.min(),
-                        "greatest": times.max(),
+                        "least": times.min() if is_extent else float("nan"),
+                        "greatest": times.max() if is_extent else float("nan"),
                         "floor_trace_ms": float("nan") if system in FLOORLESS else floors.mean(),
                     }
                 )
@@ -67,10 +69,10 @@ def draw_rounds(data: pd.DataFrame) -> Grid:
     grid = Grid(data, columns="panel", height=2.1, sharey=True, title_size=7.5, y="TPOT (ms per token)", legend=0)
     for panel, part in grid:
         for x, row in enumerate(part.to_dict("records")):
-            spread = [[row["tpot_ms"] - row["least"]], [row["greatest"] - row["tpot_ms"]]]
+            spread = whiskers(rows_of(part, system=row["system"]), "tpot_ms")
             panel.bar(x, row["tpot_ms"], yerr=spread, color=colour(row["system"]), label=short_title(row["system"]),
                       error_kw={"elinewidth": 0.7})  # fmt: skip
-            note(panel, f"{row['tpot_ms']:.1f}", (x, row["greatest"]))
+            note(panel, f"{row['tpot_ms']:.1f}", (x, np.nanmax([row["tpot_ms"], row["greatest"]])))
             if row["floor_trace_ms"] == row["floor_trace_ms"]:
                 mark(panel, x, row["floor_trace_ms"], half=0.4)
         panel.set_xticks([])

@@ -6,10 +6,10 @@ import pandas as pd
 
 from harness.plotting import notes
 from harness.plotting.charts import Grid, log2_axis
-from harness.plotting.frames import Frames, blocks, rows_of, with_panels
+from harness.plotting.frames import MIN_INPUTS, Frames, blocks, rows_of, with_panels
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import colour, title
-from harness.studies import published
+from harness.studies import disagreements, published
 from harness.studies.registry import figure, table
 
 FLOORS = {"floor_trace": ("floor_trace (Specter's routing)", "--"), "floor_ideal": ("floor_ideal", ":")}
@@ -17,7 +17,7 @@ OTHERS = ("specter_deadline", "specmoeoff_tuned")  # not every model runs them
 
 
 def k_sweep_data(frames: Frames) -> pd.DataFrame:
-    """[sampling, budget, panel, series, k, tpot_ms, least, greatest]: means over data sets, the spread of Specter's.
+    """[sampling, budget, panel, series, k, tpot_ms, least, greatest]: means over data sets, the extent of Specter's.
 
     The series are systems, `FLOORS`, and `published` (the paper's K, without a time); LRU has no k.
     """
@@ -29,6 +29,8 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
         found: list[pd.DataFrame] = [
             ours["tpot_ms"].agg(tpot_ms="mean", least="min", greatest="max").assign(series="specter")
         ]
+        if part["dataset"].nunique() < MIN_INPUTS:
+            found[0][["least", "greatest"]] = float("nan")
         found += [ours[f"{name}_ms"].mean().to_frame("tpot_ms").assign(series=name) for name in FLOORS]
         for name in OTHERS:
             found.append(rows_of(part, system=name).groupby("k")[["tpot_ms"]].mean().assign(series=name))
@@ -42,7 +44,8 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
 @figure(
     "k_sweep", "k_sweep", one_model=True, minutes=5, data=k_sweep_data, draws_published=True,
     footer=lambda frames: notes.run_notes(
-        frames["k_sweep"], "Lines: mean over data sets; band: least to greatest data set."
+        frames["k_sweep"],
+        f"Lines: mean over data sets; band: their extent, of {MIN_INPUTS} or more. {disagreements.DEPTH}",
     ),
     about="TPOT against K with both floors",
 )  # fmt: skip

@@ -12,8 +12,11 @@ from specter.experts.policies.base import PLANNERS, Plan, Planner, Pool, last_co
 from specter.models.spec import ExpertId
 from specter.timeline.base import Event
 
+# Sources of these constants: docs/decisions/0004.
 COLD_FRACTION = 0.2  # of K: the share of draft tokens before which nothing is loaded
 KEEP = 0.75  # weight of the old value in both moving averages
+FIRST_BYTES_PER_MS = 12e6  # estimate of the link's rate before a copy was measured
+FIRST_STEP_MS = 1.0  # estimate of a draft step before one was measured
 
 
 def cold_start(draft_len: int) -> int:
@@ -34,8 +37,8 @@ class ThreePhasePlanner(Planner):
     def __init__(self, pool: Pool) -> None:
         self._top_m = pool.quotas
         self._payload_bytes = pool.payload_bytes
-        self._bytes_per_ms = 12e6  # 12 GB/s, the paper's seed
-        self._step_ms = 1.0
+        self._bytes_per_ms = FIRST_BYTES_PER_MS
+        self._step_ms = FIRST_STEP_MS
         self._draft_len = 0
         self._boundary = 0
 
