@@ -87,13 +87,14 @@ rule live_check:
     params:
         code=code_digest("harness.jobs.live_check", "baselines"),
         replays=listed("replays"),
+        turn=lambda wildcards: scales.load_scale(wildcards.scale).models.index(wildcards.model),
     log:
         "results/{scale}/logs/live_check-{model}.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "logged {log} python -m harness.jobs.live_check replays={params.replays} out={output}"
+        "logged {log} python -m harness.jobs.live_check replays={params.replays} turn={params.turn} out={output}"
 
 
 rule tidy:

@@ -30,19 +30,21 @@ class Options:
 
     replays: tuple[Path, ...]  # directories of runs
     out: Path
+    turn: int = 0  # of the model: with another one, systems are repeated under other samplings
 
 
-def choose(runs: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
+def choose(runs: Mapping[Path, Mapping[str, Any]], turn: int = 0) -> list[Path]:
     """A run of every system, with samplings in turn, spread evenly over data sets, inputs, budgets and policies.
 
     Args:
         runs: directories, and the values of their configurations.
+        turn: see `Options`.
     """
     samplings = sorted({values["sampling"]["kind"] for values in runs.values()})
     systems = sorted({values["system"]["name"] for values in runs.values()})
     chosen = []
     for number, system in enumerate(systems):
-        wanted = system, samplings[number % len(samplings)]
+        wanted = system, samplings[(number + turn) % len(samplings)]
         mine = [path for path, one in runs.items() if (one["system"]["name"], one["sampling"]["kind"]) == wanted]
         mine.sort(key=lambda path: (path.parent.name, path.name))
         chosen.append(mine[number * len(mine) // len(systems)])
@@ -56,7 +58,7 @@ def fits(directory: Path) -> bool:
 
 def main(options: Options) -> None:
     runs = [path for replay in options.replays for path in sorted(replay.iterdir()) if path.is_dir()]
-    chosen = choose({path: read_values(path / "config.yaml") for path in runs if fits(path)})
+    chosen = choose({path: read_values(path / "config.yaml") for path in runs if fits(path)}, options.turn)
     configs = [read_config(path) for path in chosen]
     drafting = next((config for config in configs if config.system.speculative), configs[0])
     torch.set_num_threads(drafting.threads)

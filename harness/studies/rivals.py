@@ -27,7 +27,7 @@ def rivals_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "rivals", "rivals", one_model=True, minutes=3, data=rivals_data,
-    footer=lambda frames: notes.run_notes(frames["rivals"], MACRO),
+    footer=lambda frames: [*notes.run_notes(frames["rivals"], MACRO), *notes.residents(frames["rivals"])],
     about="every rival at equal bytes, at equal experts and as published; what does not fit",
 )  # fmt: skip
 def draw_rivals(data: pd.DataFrame) -> Grid:
@@ -70,7 +70,7 @@ def rivals_table(frames: Frames) -> Table:
 
     words = (
         f"{MACRO[:-1]}; ×: the row's TPOT over that of our system in the same cell. Under “as published” a "
-        "system has the experts per layer of the paper's table, or as many as Specter where it has none."
+        f"system has the experts per layer of the paper's text. {' '.join(notes.residents(frame))}"
     )
     return run_table("Rivals by memory policy", table_rows(frame, CELLS, numbers), 5, words, frame)
 

@@ -70,6 +70,8 @@ def test_every_system_is_repeated_live_and_samplings_take_turns() -> None:
     assert {path.parent.name for path in chosen} == {"a", "b"}
     assert {path.name.split("-")[2] for path in chosen} == {"high", "low"}
     assert choose(dict(reversed(runs.items()))) == chosen
+    again = [path.name.split("-")[1] for path in choose(runs, turn=1)]  # of another model
+    assert again == ["seeded", "greedy", "seeded", "greedy"]
 
 
 def test_the_main_experiment_has_every_system_under_both_policies_on_every_model() -> None:
