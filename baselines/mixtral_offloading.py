@@ -64,17 +64,17 @@ class SwapTransfer(Transfer):
     Fetches are issued in order with compute; prefetches run beside it.
     """
 
-    def __init__(self, backend: Backend, payload_bytes: int, num_buffers: int = 0) -> None:
-        super().__init__(replace(backend, timeline=OneStream(backend.timeline)), payload_bytes)
+    def __init__(self, backend: Backend, num_bytes: Callable[[ExpertId], int], num_buffers: int = 0) -> None:
+        super().__init__(replace(backend, timeline=OneStream(backend.timeline)), num_bytes)
         self._write_back = backend.open_write_back(num_buffers)
-        self._beside = Transfer(backend, payload_bytes)
+        self._beside = Transfer(backend, num_bytes)
 
     def load(self, expert: ExpertId, slot: Slot, is_prefetch: bool, after: Iterable[Event] = ()) -> Event:
         timeline = self._beside.timeline if is_prefetch else self.timeline
         if slot.generation > 1:  # the slot held another expert before
             used = () if slot.last_use is None else (slot.last_use,)
             write_back = partial(self._write_back, slot.index)
-            after = (*after, timeline.copy(self.payload_bytes, write_back, after=used, label="write back"))
+            after = (*after, timeline.copy(self.num_bytes(expert), write_back, after=used, label="write back"))
         if is_prefetch:
             return self._beside.load(expert, slot, is_prefetch, after)
         return super().load(expert, slot, is_prefetch, after)

@@ -83,7 +83,7 @@ class ResidualBench:
             headers = self._check(layer, data, encoded)
             check_s += time.perf_counter() - start
             is_equal &= self._is_equal(data, encoded, headers)
-            layers.append(layer_report(encoded, layout_of(data.codes).num_weights))
+            layers.append(layer_report(encoded, layout_of(data.codes)))
             if sum(kept.num_experts for kept, _ in self.kept) < NUM_TIMED:
                 self.kept.append((data, encoded))
         share = spec.num_moe_layers / len(layers)

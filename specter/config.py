@@ -9,7 +9,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,10 +24,11 @@ from specter.registry import Registry, import_modules
 from specter.speculation.depth import AUTO, MAX_AUTO
 from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
-from specter.typed import build_typed
+from specter.typed import build_typed, default_values, to_dict
 
 MAX_VERIFY_TILES = 3  # a verification pass is at most this many tiles
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former needs libyaml, and is ten times as fast
+CODECS = BF16, RESIDUAL = "bf16", "residual"
 LABELS = ("title", "colour")  # of groups: how figures and tables show them
 
 
@@ -50,6 +51,7 @@ class ModelConfig:
     charged_as: str  # full-size model whose bytes and flops the virtual clock charges; "itself": the checkpoint
     tokenizer: str
     residents: dict[str, float]  # experts per MoE layer that Specter holds on the GPU, by budget tier
+    residual: str = ""  # residual directory of the routed experts, for codec=residual
     published_k: int = 16  # the paper's best depth
     published: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems, where the paper gives them
     assumed: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems, where it does not
@@ -66,6 +68,7 @@ class SystemConfig:
     transfer: str = registered(TRANSFERS, "copy_stream")
     draft: str = registered(DRAFTS, SHARED)  # whose non-expert weights and KV the draft uses
     draft_len: int | str | None = None  # overrides the run's k
+    codec: str = field(default="bf16", metadata=one_of(*CODECS))  # of the payloads in store and slots
     num_buffers: int = 0  # spare device buffers of one expert each
     num_staging: int = 0  # slots, of the budget, for experts loaded ahead (eviction "retain")
     residents_of: str = ""  # the system whose published residents it has; empty: its own
@@ -140,6 +143,8 @@ class RunConfig:
     extensions: list[str] = field(default_factory=list)  # packages that register policies
     # "device" measures on this machine's GPU, whose memory `hardware` caps.
     clock: str = field(default="virtual", metadata=one_of("virtual", "device"))
+    codec: str | None = None  # overrides the system's
+    payload_bits: float | None = None  # charged per weight of a residual expert, instead of what was measured
     k: int | str = 16  # draft tokens per round, or "auto"
     max_new_tokens: int = 128
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
@@ -152,6 +157,15 @@ class RunConfig:
     threads: int = 1
     trace: bool = False  # also write a Chrome trace of the lanes
     results: str = "results/adhoc"
+
+    @property
+    def payload_codec(self) -> str:
+        return self.system.codec if self.codec is None else self.codec
+
+    @property
+    def decodes(self) -> bool:
+        """Whether experts are stored, moved and kept as residual blobs."""
+        return self.payload_codec == RESIDUAL
 
     @property
     def depth(self) -> int | str:
@@ -180,9 +194,8 @@ def validate(config: RunConfig) -> RunConfig:
     """Checks what a type cannot. Raises SpecterError naming the key and the remedy; returns the config."""
     for package in config.extensions:
         import_modules(package)
-    _check_names(config)
-    _check_system(config)
-    _check_execution(config)
+    for check in (_check_names, _check_codec, _check_system, _check_execution):
+        check(config)
     num_cores = os.cpu_count() or 1
     if config.threads > num_cores:
         raise SpecterError(f"threads={config.threads} on {num_cores} cores", f"use threads <= {num_cores}")
@@ -234,6 +247,20 @@ def _check_names(config: RunConfig) -> None:
             raise SpecterError(f"{key}={value!r} is unknown", f"use one of: {', '.join(names())}")
 
 
+def _check_codec(config: RunConfig) -> None:
+    bits = config.payload_bits
+    if config.payload_codec not in CODECS:
+        raise SpecterError(f"codec={config.codec!r} is unknown", f"use one of: {', '.join(CODECS)}")
+    if bits is not None and (not config.decodes or config.clock != "virtual" or not 0 < bits <= 16):
+        raise SpecterError(
+            f"payload_bits={bits} with codec={config.payload_codec} and clock={config.clock}",
+            "it charges residual experts on the virtual clock: give codec=residual and 0 < payload_bits <= 16",
+        )
+    if config.decodes and config.clock == "virtual" and not config.hardware.int_ops:
+        remedy = "state hardware.int_ops, 32-bit integer operations per second"
+        raise SpecterError(f"{config.hardware.name} states no int_ops, which decoding is charged by", remedy)
+
+
 def _check_system(config: RunConfig) -> None:
     system, max_k = config.system, config.max_len
     if isinstance(config.depth, str) and not config.is_auto:
@@ -272,11 +299,6 @@ def _check_execution(config: RunConfig) -> None:
         )
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """A config (or a group of it) as plain values, ready for YAML."""
-    return {f.name: to_dict(value) if is_dataclass(value := getattr(config, f.name)) else value for f in fields(config)}
-
-
 def without_labels(values: Any) -> Any:
     """Plain values without titles and colours, for names and digests: a label changes no result."""
     if isinstance(values, dict):
@@ -303,20 +325,6 @@ def from_values(values: Any) -> RunConfig:
     return validate(build_typed(RunConfig, values))
 
 
-def _defaults(schema: type[Any]) -> dict[str, Any]:
-    """The default values of a schema, groups nested; a group without a default of its own gives its fields'."""
-    found: dict[str, Any] = {}
-    for name, hint in get_type_hints(schema).items():
-        one = schema.__dataclass_fields__[name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            found[name] = _defaults(hint)
-        elif one.default is not MISSING:
-            found[name] = one.default
-        elif one.default_factory is not MISSING:
-            found[name] = one.default_factory()
-    return found
-
-
 # A command line may override every key that has a default, whether or not a file in conf/ states it.
 OmegaConf.register_new_resolver("legal_values", legal_values, replace=True)
-ConfigStore.instance().store(name="defaults", node=_defaults(RunConfig))
+ConfigStore.instance().store(name="defaults", node=default_values(RunConfig))

@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 
 from specter.errors import SpecterError
-from specter.experts.cache import CacheCounters, ExpertCache
+from specter.experts.cache import CacheCounters, ExpertCache, Wave
 from specter.experts.lookahead import LookaheadBuffer
 from specter.experts.policies.base import NextLayerPredictor, Planner
-from specter.models.base import Model, Output, Proposal
+from specter.models.base import Model, Output, Proposal, TargetPass
 from specter.records import Generation, RoundRecord
 from specter.speculation.accept import Sampler
 from specter.speculation.depth import Depth
@@ -216,9 +216,7 @@ class Engine:
             counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
             self.depth.demand(moe_layer, counts, len(tokens))
             for wave in self.cache.waves(moe_layer, counts, known=done):
-                run = partial(target.run_experts, layer, wave.experts, wave.indices)
-                _, ran = compute(costs.experts(len(wave.slots), tiles), run, after=wave.after)
-                self.cache.release(wave, ran)
+                self._run_wave(target, layer, wave, tiles)
             if predicted is not None:  # behind the misses of this layer
                 num_experts, is_present = self.model.num_experts, self.cache.is_present
                 plan = self.predictor.plan(moe_layer + 1, predicted, num_experts, is_present)
@@ -247,6 +245,18 @@ class Engine:
         generation.residents = list(self.cache.residency.experts())
         return first
 
+    def _run_wave(self, target: TargetPass, layer: int, wave: Wave, tiles: int) -> None:
+        """Computes a wave; its slots are free behind the work that reads them: with a codec that is the decode."""
+        costs, compute, experts = self.costs, self.timeline.compute, wave.experts
+        work = costs.experts(len(experts), tiles)
+        if not costs.decodes:
+            _, read = compute(work, partial(target.run_experts, layer, experts, wave.indices), after=wave.after)
+        else:
+            decode = partial(target.decode, layer, experts, wave.indices)
+            _, read = compute(costs.decode(len(experts)), decode, after=wave.after)
+            compute(work, partial(target.run_experts, layer, experts, range(len(experts))))
+        self.cache.release(wave, read)
+
     def _wait(self, event: Event) -> None:
         """Blocks the host until `event`, and issues planned copies meanwhile."""
         while (copy := self.cache.feed()) is not None and not self.timeline.is_done(event):
@@ -271,7 +281,6 @@ class Engine:
         assert self.generation is not None
         begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
         lanes, cache = difference(totals_at(end.mark), totals_at(begin.mark)), difference(end.counters, begin.counters)
-        prefetch_bytes, fetch_bytes = (n * self.costs.payload_bytes for n in (cache.num_prefetched, cache.num_misses))
         self._unrecorded = None  # before the append: an interruption here must not record the round twice
         need_ns = self.cache.queue.settle(end.num_needs)
         record = RoundRecord(
@@ -282,9 +291,9 @@ class Engine:
             draft_len=one.draft_len,
             accepted_len=one.new_len - 1,
             new_len=one.new_len,
-            prefetch_bytes=prefetch_bytes,
-            fetch_bytes=fetch_bytes,
-            writeback_bytes=lanes.copied_bytes - prefetch_bytes - fetch_bytes,
+            prefetch_bytes=cache.prefetch_bytes,
+            fetch_bytes=cache.fetch_bytes,
+            writeback_bytes=lanes.copied_bytes - cache.prefetch_bytes - cache.fetch_bytes,
             num_hits=cache.num_hits,
             num_late_hits=cache.num_late_hits,
             num_misses=cache.num_misses,

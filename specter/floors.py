@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from specter.errors import SpecterError
 from specter.models.spec import ExpertId
 from specter.timeline.costs import CostModel
-from specter.timeline.hardware import Hardware
+from specter.timeline.hardware import NS_PER_S, Hardware, ceil_div
 
 _NEVER = 1 << 62
 
@@ -167,9 +167,14 @@ def _check(rounds: Sequence[RoundAccess], num_slots: int, costs: CostModel) -> N
 
 
 def _gpu_ns(access: RoundAccess, costs: CostModel, hardware: Hardware) -> tuple[int, int]:
-    """Time of the device-memory bytes of the draft steps, and of the verification."""
+    """Time of the device-memory bytes of the draft steps, and of the verification with its decoding."""
     draft = access.draft_len * hardware.hbm_ns(costs.draft_step().hbm_bytes)
-    return draft, hardware.hbm_ns(costs.verification_bytes(access.num_experts, rows=access.draft_len + 1))
+    num_bytes = costs.verification_bytes(access.num_experts, rows=access.draft_len + 1)
+    if not costs.decodes:
+        return draft, hardware.hbm_ns(num_bytes)
+    decode = costs.decode(access.num_experts)  # bound by integer work, which may overlap all else
+    integer_ns = ceil_div(decode.int_ops * NS_PER_S, hardware.int_ops)
+    return draft, max(hardware.hbm_ns(num_bytes + decode.hbm_bytes), integer_ns)
 
 
 def _floor(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from specter.config import BudgetConfig, ModelConfig, SystemConfig
 from specter.errors import SpecterError
 from specter.speculation.drafts import DRAFTS
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
+from specter.timeline.payload import Blobs, Slots
 
 MIN_SLOTS = 2  # one slot computes while the other is being filled
-PARTS = ("shared", "kv", "draft", "draft_shared", "draft_kv", "buffer", "slot")  # device_<part>_bytes in metrics
+# device_<part>_bytes in metrics
+PARTS = ("shared", "kv", "draft", "draft_shared", "draft_kv", "buffer", "staging", "tail", "slot")
 # The system that budgets are stated for: Specter's INT4 draft shares weights and KV with the target.
 _REFERENCE = SystemConfig(name="reference", speculative=True)
 _RESIDENT = SystemConfig(name="resident", eviction="resident")
@@ -24,8 +27,9 @@ class DoesNotFit(SpecterError):
 def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
     """Device bytes of a system by part, of the full-size model, before its slots.
 
-    shared: the target's non-expert weights · kv: its KV cache · draft: the INT4 experts · draft_shared, draft_kv: an
-    own draft's copy of the non-expert weights, and its KV · buffer: spare buffers of a swapping system.
+    shared: the target's non-expert weights · kv: its KV cache · draft: the INT4 experts, which a codec that decodes
+    needs without a draft, too · draft_shared, draft_kv: an own draft's copy of the non-expert weights, and its KV ·
+    buffer: spare buffers of a swapping system · staging: decoded experts.
     """
     spec = costs.spec
     shared = spec.non_expert_params * costs.weight_bytes
@@ -36,23 +40,27 @@ def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
     return {
         "shared": shared,
         "kv": kv,
-        "draft": round(spec.experts_params * costs.int4_bits / 8) if system.speculative else 0,
+        "draft": round(spec.experts_params * costs.int4_bits / 8) if system.speculative or costs.decodes else 0,
         "draft_shared": copy if owns else 0,
         "draft_kv": kv if owns else 0,
         "buffer": system.num_buffers * costs.payload_bytes,
+        "staging": costs.num_staged * costs.expert_bytes,
     }
 
 
-def device_bytes(costs: CostModel, system: SystemConfig, num_slots: int) -> dict[str, int]:
-    """All device bytes of a system, by the names in `PARTS`."""
-    return {**fixed_bytes(costs, system), "slot": num_slots * costs.payload_bytes}
+def device_bytes(costs: CostModel, system: SystemConfig, slots: Slots) -> dict[str, int]:
+    """All device bytes of a system, by the names in `PARTS`; tail: what blobs have beyond their slots."""
+    return {**fixed_bytes(costs, system), "tail": slots.tail_bytes, "slot": slots.num * slots.num_bytes}
 
 
-def fit(costs: CostModel, system: SystemConfig, num_slots: int, hardware: Hardware) -> dict[str, int | bool]:
-    """Device bytes by part (`device_<part>_bytes`), and whether they fit; also whether the whole model would."""
-    parts = device_bytes(costs, system, num_slots)
+def fit(costs: CostModel, system: SystemConfig, slots: Slots, hardware: Hardware) -> dict[str, int | bool]:
+    """Device bytes by part (`device_<part>_bytes`), and whether they fit; also whether the whole model would, in 16
+    bits."""
+    parts = device_bytes(costs, system, slots)
     total = sum(parts.values())
-    whole = sum(device_bytes(costs, _RESIDENT, costs.spec.num_moe_layers * costs.spec.num_experts).values())
+    plain = replace(costs, coded_bytes=None)
+    all_slots = Slots(costs.spec.num_moe_layers * costs.spec.num_experts, costs.expert_bytes)
+    whole = sum(device_bytes(plain, _RESIDENT, all_slots).values())
     return {
         **{f"device_{part}_bytes": parts[part] for part in PARTS},
         "device_total_bytes": total,
@@ -61,32 +69,49 @@ def fit(costs: CostModel, system: SystemConfig, num_slots: int, hardware: Hardwa
     }
 
 
-def num_slots(model: ModelConfig, budget: BudgetConfig, system: SystemConfig, costs: CostModel) -> int:
+def buy_slots(
+    model: ModelConfig, budget: BudgetConfig, system: SystemConfig, costs: CostModel, blobs: Blobs | None = None
+) -> Slots:
     """Slots that the budget buys a system under `budget.policy`, at most one per expert.
 
-    A budget is stated in experts that *Specter* keeps. `same_experts` gives every system as many; `same_bytes` gives it
-    what Specter's device bytes leave beside its own fixed ones; `published` gives the residents that conf/model states
-    for this system and tier.
+    A budget is stated in 16-bit experts that *Specter* keeps. `same_experts` gives every system as many; `same_bytes`
+    gives it what Specter's device bytes leave beside its own fixed ones; `published` gives the residents that
+    conf/model states for this system and tier.
 
+    Args:
+        blobs: of a codec that decodes; None: 16-bit payloads.
     Raises:
         SpecterError: an unknown tier, a budget below two slots, or `published` where conf/model states no residents.
         DoesNotFit: the policy leaves this system fewer than two slots.
     """
     num_experts = costs.spec.num_moe_layers * costs.spec.num_experts
     if system.holds_all:
-        return num_experts
+        return _slots_for(num_experts, costs, blobs)
     slots = _stated_slots(model, budget, costs)
     if budget.policy == "same_bytes":
-        excess = sum(fixed_bytes(costs, _REFERENCE).values()) - sum(fixed_bytes(costs, system).values())
-        slots += excess // costs.payload_bytes
+        reference = fixed_bytes(replace(costs, coded_bytes=None), _REFERENCE)
+        excess = sum(reference.values()) - sum(fixed_bytes(costs, system).values())
+        if blobs is not None:
+            bought = blobs.in_bytes(slots * costs.expert_bytes + excess)
+            _check_fits(bought.num, budget, system)
+            return bought
+        slots += excess // costs.expert_bytes
     elif budget.policy == "published" and not spends_as_specter(system):
         slots = round(_published_residents(model, budget, system) * costs.spec.num_moe_layers)
-    if slots < MIN_SLOTS:
+    _check_fits(slots, budget, system)
+    return _slots_for(min(slots, num_experts), costs, blobs)
+
+
+def _slots_for(num: int, costs: CostModel, blobs: Blobs | None) -> Slots:
+    return Slots(num, costs.expert_bytes) if blobs is None else blobs.for_experts(num)
+
+
+def _check_fits(num_slots: int, budget: BudgetConfig, system: SystemConfig) -> None:
+    if num_slots < MIN_SLOTS:
         raise DoesNotFit(
-            f"{system.name} does not fit: budget.policy={budget.policy} leaves it {max(slots, 0)} slots",
+            f"{system.name} does not fit: budget.policy={budget.policy} leaves it {max(num_slots, 0)} slots",
             "give a larger budget, or budget.policy=same_experts",
         )
-    return min(slots, num_experts)
 
 
 def spends_as_specter(system: SystemConfig) -> bool:
@@ -113,7 +138,7 @@ def _stated_slots(model: ModelConfig, budget: BudgetConfig, costs: CostModel) ->
     """Slots of Specter itself."""
     residents = model.residents
     if budget.num_bytes is not None:
-        slots = budget.num_bytes // costs.payload_bytes
+        slots = budget.num_bytes // costs.expert_bytes
     elif budget.experts_per_layer is not None:
         slots = round(budget.experts_per_layer * costs.spec.num_moe_layers)
     elif budget.tier == "smallest":
@@ -127,7 +152,7 @@ def _stated_slots(model: ModelConfig, budget: BudgetConfig, costs: CostModel) ->
         )
     if slots < MIN_SLOTS:
         raise SpecterError(
-            f"the budget holds {slots} experts of {costs.payload_bytes} bytes, fewer than {MIN_SLOTS} slots",
-            f"give at least budget.num_bytes={MIN_SLOTS * costs.payload_bytes}",
+            f"the budget holds {slots} experts of {costs.expert_bytes} bytes, fewer than {MIN_SLOTS} slots",
+            f"give at least budget.num_bytes={MIN_SLOTS * costs.expert_bytes}",
         )
     return slots

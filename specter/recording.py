@@ -168,7 +168,7 @@ class _RecordingPass:
         self._predicts = predicts
         self._routing: Routing | None = None  # of the current layer
         self._predicted: Routing | None = None  # of the next layer
-        self.run_experts, self.outputs = inner.run_experts, inner.outputs
+        self.decode, self.run_experts, self.outputs = inner.decode, inner.run_experts, inner.outputs
 
     def attend_and_route(self, layer: int) -> Routing | None:
         self._routing = self._inner.attend_and_route(layer)
@@ -291,6 +291,9 @@ class _ReplayPass:
             )
         predicted: NDArray[np.int16] = self.predicted[layer - self.num_dense_layers]
         return predicted
+
+    def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        pass
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pass

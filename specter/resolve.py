@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from specter.config import RunConfig
+from specter.codecs.residual.sizes import blob_words, raw_words
+from specter.config import ModelConfig, RunConfig
 from specter.errors import SpecterError
-from specter.memory import fit, num_slots
+from specter.files import read_object
+from specter.memory import buy_slots, fit
 from specter.models.full_size import FULL_SIZE
 from specter.models.hub_config import read_spec
-from specter.models.spec import ModelSpec
+from specter.models.spec import ExpertId, ModelSpec
 from specter.speculation.drafts import DRAFTS
 from specter.timeline.costs import CostModel
+from specter.timeline.payload import Blobs, Slots
 
 
 @dataclass(frozen=True)
@@ -21,27 +27,48 @@ class ResolvedRun:
 
     config: RunConfig
     costs: CostModel
-    num_slots: int
+    slots: Slots
+    blobs: Blobs | None = None  # of a codec that decodes
 
     @property
     def spec(self) -> ModelSpec:
         """The full-size model charged."""
         return self.costs.spec
 
+    @property
+    def num_slots(self) -> int:
+        return self.slots.num
+
+    @cached_property
+    def link_bytes(self) -> Callable[[ExpertId], int]:
+        """Returns the bytes of an expert's copy."""
+        if self.blobs is None:
+            return lambda expert: self.costs.expert_bytes
+        sizes, num_experts = self.blobs.link_bytes(self.slots.num_bytes), self.spec.num_experts
+        return lambda expert: sizes[expert.layer * num_experts + expert.expert]
+
     def fit(self) -> dict[str, int | bool]:
         """Device bytes by part, and whether they fit; see `memory.fit`."""
-        return fit(self.costs, self.config.system, self.num_slots, self.config.hardware)
+        return fit(self.costs, self.config.system, self.slots, self.config.hardware)
 
 
-def resolve(config: RunConfig) -> ResolvedRun:
+def resolve(config: RunConfig, blobs: Blobs | None = None) -> ResolvedRun:
     """Resolves a checked configuration.
 
+    Args:
+        blobs: of the full-size model; by default as its residual directory or `payload_bits` states them.
     Raises:
-        SpecterError: an unknown `charged_as` or budget tier, or a budget below two slots.
+        SpecterError: an unknown `charged_as` or budget tier, a budget below two slots, or no residual directory.
         DoesNotFit: the memory policy leaves this system fewer than two slots.
     """
     costs = build_costs(config)
-    return ResolvedRun(config, costs, num_slots(config.model, config.budget, config.system, costs))
+    if not config.decodes:
+        return ResolvedRun(config, costs, buy_slots(config.model, config.budget, config.system, costs))
+    blobs = blobs or read_blobs(config, costs.spec)
+    costs = replace(costs, coded_bytes=round(blobs.mean_bytes))
+    slots = buy_slots(config.model, config.budget, config.system, costs, blobs)
+    link_bytes = blobs.link_bytes(slots.num_bytes)
+    return ResolvedRun(config, replace(costs, coded_bytes=round(sum(link_bytes) / len(link_bytes))), slots, blobs)
 
 
 def build_costs(config: RunConfig) -> CostModel:
@@ -52,6 +79,51 @@ def build_costs(config: RunConfig) -> CostModel:
         raise SpecterError(f"model.charged_as={name!r} is unknown", f"use one of: {', '.join(FULL_SIZE)}, itself")
     draft_bits = DRAFTS[config.system.draft].weight_bits
     return CostModel(spec, config.tile_rows, config.kv_capacity, draft_shared_bits=draft_bits)
+
+
+def read_blobs(config: RunConfig, spec: ModelSpec) -> Blobs:
+    """The sizes of all blobs at the size of `spec`, from the residual directory of a checkpoint that stands for it.
+
+    Streams and patches grow with the number of weights, since inflation repeats the narrow ones.
+
+    Raises:
+        SpecterError: no residual directory, or one of a model with other layers or experts.
+    """
+    num_experts = spec.num_moe_layers * spec.num_experts
+    if config.payload_bits is not None:
+        return Blobs([round(config.payload_bits * spec.expert_params / 8)] * num_experts)
+    report = read_report(Path(config.model.residual), config.model)
+    shape = [report["shape"][name] for name in ("num_moe_layers", "num_experts")]
+    if shape != [spec.num_moe_layers, spec.num_experts]:
+        raise SpecterError(
+            f"{config.model.residual} has {shape[0]} layers of {shape[1]} experts, {spec.name} has others",
+            "encode the residual of this model",
+        )
+    narrow = 3 * report["shape"]["hidden"] * report["shape"]["expert_inter"]
+    weights = [2 * spec.expert_params // 3, spec.expert_params // 3]
+    words = [
+        raw_words(weights)
+        if parts is None
+        else blob_words(weights, *(round(part * spec.expert_params / narrow) for part in parts))
+        for layer in report["layers"]
+        for parts in layer["experts"]
+    ]
+    return Blobs([4 * one for one in words])
+
+
+def read_report(directory: Path, model: ModelConfig) -> dict[str, Any]:
+    """What `residual.json` states. Raises SpecterError naming the command that makes it."""
+    path = directory / "residual.json"
+    remedy = (
+        f"make it: python -m specter.quantize.residual encode checkpoint={model.checkpoint} "
+        f"quantized={model.quantized} out={directory}"
+    )
+    if not path.exists():
+        raise SpecterError(f"the residual model.residual={directory} does not exist", remedy)
+    report = read_object(path, remedy)
+    if any("experts" not in layer for layer in report.get("layers", [{}])):
+        raise SpecterError(f"{path} is of an older version of this code", f"delete the directory and {remedy}")
+    return report
 
 
 def check_paths(config: RunConfig) -> None:

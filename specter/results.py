@@ -16,6 +16,7 @@ from specter.metrics import Metrics
 from specter.records import RoundRecord
 from specter.resolve import build_costs
 from specter.session import RunResult
+from specter.timeline.payload import Slots
 from specter.timeline.trace import write_chrome_trace
 
 
@@ -31,8 +32,11 @@ def run_id(config: RunConfig) -> str:
     length = f"{config.prompt_tokens or 'all'}tokens"
     budget = f"{budget}-{config.budget.policy}"
     execution = f"-{config.execution.label}" if config.execution.label else ""
+    codec = f"-{config.codec}" if config.codec else ""
+    if config.payload_bits is not None:
+        codec += f"-{config.payload_bits:g}bits"
     repeat = f"-repeat{config.repeat}" if config.repeat else ""
-    where = f"{config.hardware.name}{execution}{repeat}"
+    where = f"{config.hardware.name}{execution}{codec}{repeat}"
     return f"{config.system.name}-{source}-{length}-{budget}{draft_len}-{config.sampling.kind}-{where}"
 
 
@@ -65,7 +69,8 @@ def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str], num_
     costs = build_costs(config)
     per_layer = num_slots / costs.spec.num_moe_layers
     metrics = {"clock": config.clock, "num_slots": num_slots, "experts_per_layer": per_layer, "fits_budget": False}
-    _write(directory, config, (), metrics | fit(costs, config.system, num_slots, config.hardware), notes)
+    slots = Slots(num_slots, costs.expert_bytes)
+    _write(directory, config, (), metrics | fit(costs, config.system, slots, config.hardware), notes)
 
 
 def _write(

@@ -92,11 +92,12 @@ def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Back
             "set model.charged_as to the full-size model that this checkpoint stands for",
         )
     backend = backend or virtual_backend(run)
-    transfer = TRANSFERS[system.transfer](backend, costs.payload_bytes, system.num_buffers)
+    transfer = TRANSFERS[system.transfer](backend, run.link_bytes, system.num_buffers)
     quotas = layer_quotas(run.num_slots, spec.num_moe_layers)
     pool = Pool(quotas, spec.num_experts, costs.payload_bytes, system.num_staging)
-    cache = ExpertCache(Residency(run.num_slots), EVICTIONS[system.eviction](pool), transfer)
-    if system.holds_all:
+    eviction = EVICTIONS[system.eviction](pool)
+    cache = ExpertCache(Residency(run.num_slots), eviction, transfer, costs.num_staged or None)
+    if system.holds_all or (costs.decodes and run.num_slots == spec.num_moe_layers * spec.num_experts):
         cache.place([ExpertId(m, e) for m in range(spec.num_moe_layers) for e in range(spec.num_experts)])
     return Engine(
         model,

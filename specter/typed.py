@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -53,3 +54,22 @@ def load_typed(schema: type[Schema], path: Path) -> Schema:
     if (name := getattr(built, "name", path.stem)) != path.stem:
         raise SpecterError(f"{path}: name is {name!r}", f"name it {path.stem!r}, like its file")
     return built
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config (or a group of it) as plain values, ready for YAML."""
+    return {f.name: to_dict(value) if is_dataclass(value := getattr(config, f.name)) else value for f in fields(config)}
+
+
+def default_values(schema: type[Any]) -> dict[str, Any]:
+    """The default values of a schema, groups nested; a group without a default of its own gives its fields'."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(schema).items():
+        one = schema.__dataclass_fields__[name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            found[name] = default_values(hint)
+        elif one.default is not MISSING:
+            found[name] = one.default
+        elif one.default_factory is not MISSING:
+            found[name] = one.default_factory()
+    return found

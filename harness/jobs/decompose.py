@@ -63,9 +63,7 @@ def explain(baseline: RunConfig, ours: RunConfig, replay: Replay) -> dict[str, f
         deep = replace(baseline, system=replace(theirs, draft_len=ours.draft_len))
         at_depth = replay(without_overhead(deep))["tpot_ms"]
     else:
-        run = resolve(baseline)
-        num_bytes = run.num_slots * run.costs.payload_bytes
-        slots = BudgetConfig("custom", num_bytes=num_bytes, policy="same_experts")
+        slots = BudgetConfig("custom", num_bytes=resolve(baseline).slots.total_bytes, policy="same_experts")
         free = replay(without_overhead(replace(switched, budget=slots)))
         # This system copies nothing while it drafts, so a draft that takes no time shortens it by the draft's time.
         at_depth = free["tpot_ms"] - free["draft_ms"] / (free["num_new_tokens"] - 1)

@@ -31,6 +31,8 @@ class CacheCounters:
     num_misses: int = 0
     num_prefetched: int = 0
     num_prefetched_used: int = 0
+    prefetch_bytes: int = 0
+    fetch_bytes: int = 0
     num_experts: int = 0  # distinct experts routed to, summed over layers and passes
 
 
@@ -57,11 +59,18 @@ class Wave:
 
 
 class ExpertCache:
-    """Slots of the device, filled by need and by plan, displaced by the eviction policy."""
+    """Slots of the device, filled by need and by plan, displaced by the eviction policy.
 
-    def __init__(self, residency: Residency, eviction: Eviction, transfer: Transfer) -> None:
+    Args:
+        max_wave: the most experts of a wave; None: any number.
+    """
+
+    def __init__(
+        self, residency: Residency, eviction: Eviction, transfer: Transfer, max_wave: int | None = None
+    ) -> None:
         self.residency = residency
         self.counters = CacheCounters()
+        self._max_wave = len(residency.slots) if max_wave is None else max_wave
         self._eviction = eviction
         self._transfer = transfer
         self._timeline = transfer.timeline
@@ -157,8 +166,8 @@ class ExpertCache:
         if missing:
             self.queue.open(known)
             self._fetch(missing, arriving, may_wait=True)
-        if hits:
-            yield Wave(hits, [])
+        for first in range(0, len(hits), self._max_wave):
+            yield Wave(hits[first : first + self._max_wave], [])
         while missing or arriving:
             if missing:
                 self._fetch(missing, arriving, may_wait=False)
@@ -166,7 +175,7 @@ class ExpertCache:
                     self._make_room()
                     continue
             slots = [arriving.popleft()]
-            while arriving and self._has_arrived(slots[-1]) and self._has_arrived(arriving[0]):
+            while len(slots) < self._max_wave and arriving and all(map(self._has_arrived, (slots[-1], arriving[0]))):
                 slots.append(arriving.popleft())  # the host is late: one launch for all that have arrived
             assert slots[0].ready is not None
             yield Wave(slots, [slots[0].ready])
@@ -292,6 +301,9 @@ class ExpertCache:
         assert slot.expert is not None
         slot.ready = self._transfer.load(slot.expert, slot, is_prefetch)
         slot.is_prefetch = is_prefetch
+        num_bytes = self._transfer.num_bytes(slot.expert)
+        self.counters.prefetch_bytes += num_bytes if is_prefetch else 0
+        self.counters.fetch_bytes += 0 if is_prefetch else num_bytes
         self.queue.issued(slot.ready)
         self._eviction.loaded(slot.expert)
         return slot.ready

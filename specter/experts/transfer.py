@@ -43,13 +43,13 @@ class Transfer:
         timeline: the one to issue all other work on.
     """
 
-    def __init__(self, backend: Backend, payload_bytes: int, num_buffers: int = 0) -> None:
+    def __init__(self, backend: Backend, num_bytes: Callable[[ExpertId], int], num_buffers: int = 0) -> None:
         """
         Args:
-            payload_bytes: of one expert, as charged on the link.
+            num_bytes: returns the bytes of an expert's copy.
             num_buffers: spare device buffers of the system, of one expert each.
         """
-        self.payload_bytes = payload_bytes
+        self.num_bytes = num_bytes
         self.timeline = backend.timeline
         self._move = backend.move
 
@@ -58,7 +58,8 @@ class Transfer:
         if slot.last_use is not None:
             after = (*after, slot.last_use)
         label = f"{'prefetch' if is_prefetch else 'fetch'} L{expert.layer} E{expert.expert}"
-        return self.timeline.copy(self.payload_bytes, lambda: self._move(expert, slot.index), after=after, label=label)
+        num_bytes = self.num_bytes(expert)
+        return self.timeline.copy(num_bytes, lambda: self._move(expert, slot.index), after=after, label=label)
 
     def place(self, expert: ExpertId, slot: Slot) -> None:
         """Fills a slot outside the timeline, to set up a run's starting state."""

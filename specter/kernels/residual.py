@@ -26,8 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.codecs.residual.layout import BLOCK_SEGMENTS, SEGMENT, Header, Kind, Layout
+from specter.codecs.residual.layout import Header, Kind, Layout
 from specter.codecs.residual.resident import SCALE_DTYPES, ResidentCodes
+from specter.codecs.residual.sizes import BLOCK_SEGMENTS, SEGMENT
 from specter.codecs.residual.windows import Windows
 from specter.errors import SpecterError
 from specter.kernels.residual_parts import (

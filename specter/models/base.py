@@ -50,7 +50,8 @@ class FinishedStep:
 class TargetPass(Protocol):
     """One pass of the target over consecutive positions, driven layer by layer by the engine.
 
-    Order of calls per layer: `attend_and_route`, then `run_experts` once per wave until every expert of the layer's
+    Order of calls per layer: `attend_and_route`, then `run_experts` (with a codec after
+    `decode`) once per wave until every expert of the layer's
     routing has run exactly once, then `combine`. After the last layer: `outputs`. A result may be read once the event
     of the compute that produced it has happened.
     """
@@ -63,8 +64,11 @@ class TargetPass(Protocol):
         """The next layer's router on this layer's hidden state (attention added, experts not yet), [rows, top_k] in
         rank order. Called after `attend_and_route` of a MoE layer other than the last, and before its `combine`."""
 
+    def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        """Decodes the payloads of one wave, in these slots, into the staging places 0, 1, …; for codecs that decode."""
+
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        """Runs one wave: these experts, with payloads in these slots."""
+        """Runs one wave: these experts, with 16-bit weights in these slots, or in these staging places."""
 
     def combine(self, layer: int) -> None:
         """Reduces the waves' rows over k in rank order and adds the residual."""

@@ -38,7 +38,8 @@ class Work:
     """The cost of one piece of compute. Compared by identity, which a clock uses as a key of its charges.
 
     hbm_bytes: bytes read and written in device memory · flops: floating-point operations ·
-    kernels: device kernels in it · launches: host launches (a captured graph is one launch of many kernels).
+    kernels: device kernels in it · launches: host launches (a captured graph is one launch of many kernels) ·
+    int_ops: integer operations.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Work:
     flops: int
     kernels: int
     launches: int
+    int_ops: int = 0
 
 
 @dataclass(frozen=True, slots=True)

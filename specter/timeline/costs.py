@@ -33,6 +33,12 @@ ROUTE_KERNELS = 3  # norm · router · softmax + top-k, or sparsemixer
 SHARED_KERNELS = 3  # shared gate and up · silu · shared down, with the sigmoid where there is one
 EXPERT_KERNELS = 2  # grouped gate and up + silu · grouped down
 COMBINE_KERNELS = 1
+# Residual experts, measured on an H200 (docs/decisions/0016): n experts of DeepSeek-V2-Lite take 7.2 + 19.0 n us, of
+# Phi-3.5-MoE 8 + 169.5 n us, bound by integer work: in units of the datasheet's int32 rate, 73 operations a weight.
+DECODE_INT_OPS = 73  # per weight
+DECODE_KERNELS = 5  # the constant part, in kernels of 1.5 us
+STAGING_BYTES = 320 * 2**20  # of decoded experts
+MOST_STAGED, LEAST_STAGED = 16, 2
 HEAD_KERNELS = 3  # norm · lm_head · sampling
 EMBED_KERNELS = 1
 PREDICT_KERNELS = 2  # norm and router · top-k
@@ -45,13 +51,20 @@ class _Cost:
     num_bytes: int = 0
     flops: int = 0
     kernels: int = 0
+    int_ops: int = 0
 
     def __add__(self, other: _Cost) -> _Cost:
-        return _Cost(self.num_bytes + other.num_bytes, self.flops + other.flops, self.kernels + other.kernels)
+        return _Cost(
+            self.num_bytes + other.num_bytes,
+            self.flops + other.flops,
+            self.kernels + other.kernels,
+            self.int_ops + other.int_ops,
+        )
 
     def work(self, name: str, launches: int | None = None) -> Work:
         """As one operation; by default every kernel is a launch."""
-        return Work(name, self.num_bytes, self.flops, self.kernels, self.kernels if launches is None else launches)
+        launches = self.kernels if launches is None else launches
+        return Work(name, self.num_bytes, self.flops, self.kernels, launches, self.int_ops)
 
 
 def _cached(build: Callable[Concatenate[CostModel, P], Work]) -> Callable[Concatenate[CostModel, P], Work]:
@@ -79,6 +92,7 @@ class CostModel:
         weight_bytes: per weight of the target (2: BF16).
         int4_bits: per weight of the draft's routed experts.
         draft_shared_bits: per non-expert weight of a draft that has its own; None where it reads the target's.
+        coded_bytes: of one expert on the link, in the mean, under a codec that decodes; None: its 16-bit weights.
     """
 
     spec: ModelSpec
@@ -87,6 +101,7 @@ class CostModel:
     weight_bytes: int = 2
     int4_bits: float = INT4_BITS
     draft_shared_bits: float | None = None
+    coded_bytes: int | None = None
     _works: dict[Any, Work] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pass_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # by tiles
 
@@ -136,9 +151,16 @@ class CostModel:
         rows, or all routed rows and one tile of padding per expert.
         """
         rows = tiles * self.tile_rows
-        moved = num_experts * self.payload_bytes + self._rows_bytes(rows)
+        moved = num_experts * self.expert_bytes + self._rows_bytes(rows)
         expert_rows = min(num_experts * rows, rows * self.spec.top_k + num_experts * self.tile_rows)
         return _Cost(moved, 2 * self.spec.expert_params * expert_rows, EXPERT_KERNELS).work("experts")
+
+    @_cached
+    def decode(self, num_experts: int) -> Work:
+        """Decodes `num_experts` experts into the staging area: reads blobs and INT4 codes, writes 16-bit weights."""
+        moved = self.payload_bytes + self.expert_bytes + math.ceil(self.spec.expert_params * self.int4_bits / 8)
+        int_ops = num_experts * self.spec.expert_params * DECODE_INT_OPS
+        return _Cost(num_experts * moved, 0, DECODE_KERNELS, int_ops).work("decode", launches=1)
 
     @_cached
     def combine(self, tiles: int = 1) -> Work:
@@ -156,9 +178,24 @@ class CostModel:
     # -- totals -----------------------------------------------------------------------------
 
     @property
-    def payload_bytes(self) -> int:
-        """Bytes of one 16-bit expert on the link."""
+    def expert_bytes(self) -> int:
+        """The 16-bit weights of one expert."""
         return self.spec.expert_params * self.weight_bytes
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of one expert on the link, in the mean."""
+        return self.expert_bytes if self.coded_bytes is None else self.coded_bytes
+
+    @property
+    def decodes(self) -> bool:
+        """Whether payloads must be decoded before use, which needs the INT4 codes and a staging area."""
+        return self.coded_bytes is not None
+
+    @property
+    def num_staged(self) -> int:
+        """Experts that the staging area of decoded weights holds: the most of a wave; 0 without one."""
+        return max(LEAST_STAGED, min(MOST_STAGED, STAGING_BYTES // self.expert_bytes)) if self.decodes else 0
 
     def num_tiles(self, rows: int) -> int:
         return ceil_div(rows, self.tile_rows)
@@ -174,7 +211,7 @@ class CostModel:
             layers = sum(self.attend_and_route(layer, tiles).hbm_bytes for layer in range(spec.num_layers))
             waves = spec.num_moe_layers * (self._rows_bytes(tiles * self.tile_rows) + self.combine(tiles).hbm_bytes)
             self._pass_bytes[tiles] = layers + waves + self.head(rows).hbm_bytes
-        return num_experts * self.payload_bytes + self._pass_bytes[tiles]
+        return num_experts * self.expert_bytes + self._pass_bytes[tiles]
 
     # -- formulas ---------------------------------------------------------------------------
 

@@ -36,20 +36,23 @@ class Hardware:
     sync_ns: int  # host time of a blocking read of a small result that exists already
     source: str  # one line per number: "<field>: where it comes from"
     title: str = ""  # how figures and tables show it
+    int_ops: int = 0  # 32-bit integer operations per second; 0: not stated, and codecs that decode are refused
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name.endswith("_ns") else 1
+            least = 0 if field.name.endswith("_ns") or field.name == "int_ops" else 1
             if isinstance(value, str) and not value.strip() and field.name != "title":
                 raise SpecterError(f"hardware.{field.name} is {value!r}", "give a text that is not empty")
             if isinstance(value, int) and value < least:
                 raise SpecterError(f"hardware.{field.name} is {value}", f"give a whole number of at least {least}")
 
     def compute_ns(self, work: Work) -> int:
-        """Roofline: max(bytes / HBM, flops / peak), rounded up, plus a floor per kernel."""
+        """Roofline: max(bytes / HBM, operations / rate), rounded up, plus a floor per kernel."""
         memory = -(-work.hbm_bytes * NS_PER_S // self.hbm_bytes_per_s)
         arithmetic = -(-work.flops * NS_PER_S // self.bf16_flops)
+        if work.int_ops:
+            arithmetic = max(arithmetic, -(-work.int_ops * NS_PER_S // self.int_ops))
         return (memory if memory > arithmetic else arithmetic) + work.kernels * self.kernel_ns
 
     def hbm_ns(self, num_bytes: int) -> int:

@@ -89,6 +89,9 @@ class TracePass:
     def predict_next(self, layer: int) -> Routing:
         return self.predicted[layer]
 
+    def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        pass
+
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pass
 

@@ -252,6 +252,10 @@ class ScriptedPass:
         self.model.timeline.detail = f" of L{layer}"
         return np.array([self.model.script.predicted[p] for p in self.positions], np.int16)
 
+    def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        pairs = ", ".join(f"E{expert} in slot {slot}" for expert, slot in zip(experts, slots, strict=True))
+        self.model.timeline.detail = f" of L{layer - 1}: {pairs}"
+
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         pairs = ", ".join(f"E{expert} in slot {slot}" for expert, slot in zip(experts, slots, strict=True))
         self.model.timeline.detail = f" of L{layer - 1}: {pairs}"

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from specter.codecs.residual.decode import check_blob, check_layer, decode
 from specter.codecs.residual.encode import finish
-from specter.codecs.residual.layout import CHECKSUM_WORDS, ENTRY_WORDS, HEADER_WORDS, Header, Kind
+from specter.codecs.residual.layout import CHECKSUM_WORDS, Header, Kind
 from specter.codecs.residual.resident import ResidentCodes, layout_of
+from specter.codecs.residual.sizes import ENTRY_WORDS, HEADER_WORDS
 from specter.errors import SpecterError
 from tests.codecs.experts import NEAREST, TWO_SIDED, make_layer
 

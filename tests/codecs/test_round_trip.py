@@ -11,8 +11,9 @@ from specter.codecs.int4 import Int4Matrices
 from specter.codecs.residual.checksum import checksum, combined
 from specter.codecs.residual.decode import decode
 from specter.codecs.residual.encode import choose_windows, encode_layer, measure_bits
-from specter.codecs.residual.layout import BLOCK, HEADER_WORDS, Header, Kind, Layout, Matrix
+from specter.codecs.residual.layout import Header, Kind, Layout, Matrix
 from specter.codecs.residual.resident import ResidentCodes, layout_of, unpack_codes, unpack_params
+from specter.codecs.residual.sizes import BLOCK, HEADER_WORDS
 from specter.codecs.residual.windows import CANDIDATES, Windows
 from specter.errors import SpecterError
 from specter.kernels.int4_moe import PackedExperts

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bench.agreement import load_prompts
 from specter.config import BudgetConfig, DatasetConfig, ExecutionConfig, ModelConfig, RunConfig, SamplingConfig
-from specter.memory import num_slots
+from specter.memory import buy_slots
 from specter.models.cuda.loaded_model import load_model
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.model import CudaModel
@@ -75,7 +75,7 @@ def generate(
         warmup_tokens=0,
     )
     costs = CostModel(model.model.spec, config.tile_rows, config.kv_capacity)
-    run = ResolvedRun(config, costs, num_slots(config.model, config.budget, config.system, costs))
+    run = ResolvedRun(config, costs, buy_slots(config.model, config.budget, config.system, costs))
     return model.run(run, prompt, ()).generation.tokens
 
 

@@ -219,7 +219,7 @@ def engine(
         timeline = CudaTimeline() if stress_seed is None else StressedTimeline(seed=stress_seed)
     costs = CostModel(spec, 16, CAPACITY)
     pool = Pool(layer_quotas(num_slots, spec.num_moe_layers), spec.num_experts, costs.payload_bytes)
-    transfer = Transfer(Backend(timeline, mover or runner.move), costs.payload_bytes)
+    transfer = Transfer(Backend(timeline, mover or runner.move), lambda expert: costs.payload_bytes)
     cache = ExpertCache(Residency(num_slots), LruEviction(pool), transfer)
     planner = PLANNERS["deadline" if k else "none"](pool)
     return Engine(

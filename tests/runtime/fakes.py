@@ -103,6 +103,7 @@ class FakePass:
         self.model, self.prefixes, self.num_outputs = model, prefixes, num_outputs
         self.all_routing = np.stack([model.routing(prefix) for prefix in prefixes], axis=1)
         self.to_run: set[int] = set()
+        self.staged: list[ExpertId] = []  # decoded
 
     def attend_and_route(self, layer: int) -> Routing | None:
         assert not self.to_run
@@ -115,10 +116,17 @@ class FakePass:
     def predict_next(self, layer: int) -> Routing:
         return self.all_routing[layer + 1 - self.model.num_dense_layers]
 
+    def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        assert not self.staged, "the last wave has not run"
+        self.staged = [self.model.read(slot) for slot in slots]
+        assert [expert.expert for expert in self.staged] == list(experts)
+
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         for expert, slot in zip(experts, slots, strict=True):
-            assert self.model.read(slot) == ExpertId(layer - self.model.num_dense_layers, expert)
+            found = self.staged[slot] if self.staged else self.model.read(slot)
+            assert found == ExpertId(layer - self.model.num_dense_layers, expert)
             self.to_run.remove(expert)
+        self.staged = []
 
     def combine(self, layer: int) -> None:
         assert not self.to_run, f"never run: {self.to_run}"
@@ -145,7 +153,7 @@ def make_engine(
     depth: Depth | None = None,
 ) -> Engine:
     backend = Backend(timeline or VirtualTimeline(MACHINE), model.move)
-    transfer = Transfer(backend, COSTS.payload_bytes)
+    transfer = Transfer(backend, lambda expert: COSTS.payload_bytes)
     cache = ExpertCache(Residency(num_slots), make_eviction(eviction, num_slots), transfer)
     return Engine(
         model,

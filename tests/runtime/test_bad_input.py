@@ -13,10 +13,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from specter import run
-from specter.config import SystemConfig, from_values, to_dict
+from specter.config import SystemConfig, from_values
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
 from specter.quantize.gptq_format import check_draft_origin
+from specter.typed import to_dict
 from tests.helpers import BASELINES
 
 CONF = str(Path("conf").absolute())

@@ -34,7 +34,7 @@ class Bench:
         self.timeline = VirtualTimeline(MACHINE)
         self.moved: list[tuple[ExpertId, int]] = []
         backend = Backend(self.timeline, lambda expert, slot: self.moved.append((expert, slot)))
-        self.transfer = Transfer(backend, MACHINE.link_bytes_per_s // 1000)
+        self.transfer = Transfer(backend, lambda expert: MACHINE.link_bytes_per_s // 1000)
         self.residency = Residency(num_slots)
         self.cache = ExpertCache(self.residency, LruEviction(Pool(layer_quotas(num_slots, 2), 8, 1)), self.transfer)
 

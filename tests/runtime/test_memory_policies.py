@@ -11,12 +11,13 @@ import pytest
 from harness.plan import compose
 from harness.scales import load_experiment
 from specter.errors import SpecterError
-from specter.memory import DoesNotFit, device_bytes, fit, num_slots
+from specter.memory import DoesNotFit, buy_slots, device_bytes, fit
 from specter.resolve import resolve
+from specter.timeline.payload import Slots
 from tests.charges.runs import make_config
 from tests.runtime.test_summary import BY_HAND, COSTS, MEMORY
 
-NOTHING = dict.fromkeys(("draft", "draft_shared", "draft_kv", "buffer"), 0)
+NOTHING = dict.fromkeys(("draft", "draft_shared", "draft_kv", "buffer", "staging", "tail"), 0)
 PARTS: dict[str, dict[str, int]] = {
     "lru": NOTHING,
     "specter": {**NOTHING, "draft": 594},
@@ -28,14 +29,14 @@ PARTS: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("system", PARTS)
 def test_every_part_of_a_systems_device_memory(system: str) -> None:
-    parts = device_bytes(COSTS, make_config(system, None).system, num_slots=5)
+    parts = device_bytes(COSTS, make_config(system, None).system, Slots(5, 192))
     assert parts == {"shared": 4732, "kv": 2160, "slot": 5 * 192, **PARTS[system]}
 
 
 @pytest.mark.parametrize(("memory", "fits"), [(8638, True), (8637, False)])
 def test_a_system_fits_a_device_that_holds_its_parts(memory: int, fits: bool) -> None:
     machine = replace(BY_HAND, device_memory_bytes=memory)
-    found = fit(COSTS, make_config("specter", None).system, 6, machine)
+    found = fit(COSTS, make_config("specter", None).system, Slots(6, 192), machine)
     assert found == {**MEMORY, "fits_device": fits, "fits_without_offloading": False}
 
 
@@ -43,7 +44,7 @@ def test_a_system_fits_a_device_that_holds_its_parts(memory: int, fits: bool) ->
 def test_a_model_needs_no_offloading_where_all_its_experts_fit(memory: int, fits: bool) -> None:
     """For every system: plain decoding has no draft."""
     machine = replace(BY_HAND, device_memory_bytes=memory)
-    assert fit(COSTS, make_config("specmoeoff", None).system, 6, machine)["fits_without_offloading"] is fits
+    assert fit(COSTS, make_config("specmoeoff", None).system, Slots(6, 192), machine)["fits_without_offloading"] is fits
 
 
 def slots(system: str, **budget: Any) -> int:
@@ -55,7 +56,7 @@ def slots(system: str, **budget: Any) -> int:
         published={"specmoeoff": {"high": 2.5}, "mixtral_offloading": {"low": 1}},
         assumed={"specmoeoff": {"low": 2}},
     )
-    return num_slots(config.model, config.budget, config.system, COSTS)
+    return buy_slots(config.model, config.budget, config.system, COSTS).num
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_experts_per_layer_are_rounded_to_whole_slots() -> None:
     config = make_config("lru", None)
     for stated, expected in ((2.7, 5), (2.8, 6), (1.0, 2)):
         config.budget.experts_per_layer = stated
-        assert num_slots(config.model, config.budget, config.system, COSTS) == expected
+        assert buy_slots(config.model, config.budget, config.system, COSTS).num == expected
 
 
 def test_a_policy_that_leaves_fewer_than_two_slots_does_not_fit() -> None:

@@ -16,6 +16,7 @@ from specter.models.full_size import FULL_SIZE
 from specter.records import Generation, RoundRecord
 from specter.resolve import ResolvedRun
 from specter.timeline.costs import CostModel
+from specter.timeline.payload import Slots
 from tests.runtime.fakes import MACHINE, TINY
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
@@ -54,7 +55,7 @@ def generation(*rounds: RoundRecord) -> Generation:
 def metrics(*rounds: RoundRecord) -> dict[str, Any]:
     accesses = [RoundAccess(record.draft_len, record.new_len, [[0, 1], [2], [3, 4]]) for record in rounds]
     config = replace(compose(), system=SPECTER, hardware=MACHINE)
-    run = ResolvedRun(config, CostModel(TINY, tile_rows=16, kv_capacity=64), num_slots=12)
+    run = ResolvedRun(config, CostModel(TINY, tile_rows=16, kv_capacity=64), Slots(12, 1))
     return summarize(run, generation(*rounds), accesses)
 
 
@@ -97,7 +98,7 @@ def test_distinct_4grams_sees_a_loop() -> None:
 
 def test_device_bytes_of_the_published_model() -> None:
     """31.4 GB whole, 28.8 GB of it experts, 7.4 GB as INT4 (design, 1-paper-facts)."""
-    parts = device_bytes(CostModel(DEEPSEEK_V2_LITE, 16, 256), SPECTER, num_slots=26 * 64)
+    parts = device_bytes(CostModel(DEEPSEEK_V2_LITE, 16, 256), SPECTER, Slots(26 * 64, 17_301_504))
     assert parts["slot"] / 1e9 == pytest.approx(28.8, abs=0.05)
     assert parts["draft"] / 1e9 == pytest.approx(7.4, abs=0.05)
     assert (parts["slot"] + parts["shared"]) / 1e9 == pytest.approx(31.4, abs=0.1)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from specter.config import from_values, to_dict
+from specter.config import from_values
 from specter.errors import SpecterError
 from specter.experts.policies.base import EVICTIONS, PLANNERS, PREDICTORS
 from specter.experts.transfer import TRANSFERS
 from specter.registry import Registry
 from specter.speculation.drafts import DRAFTS
+from specter.typed import to_dict
 from tests.runtime.test_bad_input import values
 
 REGISTRIES = (PLANNERS, EVICTIONS, PREDICTORS, TRANSFERS, DRAFTS)

@@ -33,7 +33,7 @@ def num_loads(eviction: str, rounds: Rounds, num_slots: int) -> int:
     """Loads of a cache without planner that serves `rounds`."""
     timeline = VirtualTimeline(MACHINE)
     policy = EVICTIONS[eviction](Pool(layer_quotas(num_slots, NUM_LAYERS), NUM_EXPERTS, 1000, 2))
-    cache = ExpertCache(Residency(num_slots), policy, Transfer(Backend(timeline), 1000))
+    cache = ExpertCache(Residency(num_slots), policy, Transfer(Backend(timeline), lambda expert: 1000))
     for layers in rounds:
         cache.begin_round()
         for layer, rows in enumerate(layers):
@@ -158,7 +158,7 @@ def test_streaming_experts_never_displace_those_used_every_round() -> None:
     """Ten rounds of three frequent and five rare experts per layer: the frequent ones are loaded once."""
     timeline = VirtualTimeline(MACHINE)
     eviction = RetainEviction(Pool([4, 4, 4], NUM_EXPERTS, 1000, num_staging=3))
-    cache = ExpertCache(Residency(12), eviction, Transfer(Backend(timeline), 1000))
+    cache = ExpertCache(Residency(12), eviction, Transfer(Backend(timeline), lambda expert: 1000))
     for index in range(10):
         cache.begin_round()
         rare = [3 + (index + offset) % 9 for offset in range(0, 9, 2)]

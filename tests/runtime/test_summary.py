@@ -25,6 +25,7 @@ from specter.session import build_engine
 from specter.speculation.accept import TokenSampler
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
+from specter.timeline.payload import Slots
 from specter.timeline.virtual import VirtualTimeline
 from tests.charges.logged import BY_HAND as SCRIPT
 from tests.charges.logged import LoggedTimeline, ScriptedModel
@@ -164,7 +165,9 @@ def generation(*records: RoundRecord) -> Generation:
 
 def summary(*records: RoundRecord) -> dict[str, Any]:
     config = replace(make_config("specter", None), hardware=BY_HAND)
-    return summarize(ResolvedRun(config, COSTS, 6), generation(*records), ACCESSES[: len(records)])
+    return summarize(
+        ResolvedRun(config, COSTS, Slots(6, COSTS.payload_bytes)), generation(*records), ACCESSES[: len(records)]
+    )
 
 
 def close(values: dict[str, Any]) -> dict[str, Any]:
@@ -180,6 +183,8 @@ MEMORY = {
     "device_draft_shared_bytes": 0,
     "device_draft_kv_bytes": 0,
     "device_buffer_bytes": 0,
+    "device_staging_bytes": 0,
+    "device_tail_bytes": 0,
     "device_slot_bytes": 6 * 192,
     "device_total_bytes": 8638,
     "fits_device": True,

@@ -13,6 +13,7 @@ from specter.memory import device_bytes
 from specter.models.full_size import FULL_SIZE
 from specter.models.spec import ModelSpec
 from specter.timeline.costs import CostModel
+from specter.timeline.payload import Slots
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 
@@ -42,7 +43,7 @@ def test_sizes_of_the_published_models(
     spec = FULL_SIZE[name]
     costs = CostModel(spec, tile_rows=16, kv_capacity=256)
     system = SystemConfig("specter", speculative=True, planner="three_phase", eviction="lru")
-    parts = device_bytes(costs, system, spec.num_moe_layers * spec.num_experts)
+    parts = device_bytes(costs, system, Slots(spec.num_moe_layers * spec.num_experts, costs.payload_bytes))
     assert costs.payload_bytes / 1e6 == pytest.approx(expert_mb, abs=0.05)
     assert parts["slot"] / 1e9 == pytest.approx(experts_gb, abs=0.05)
     assert (parts["slot"] + parts["shared"]) / 1e9 == pytest.approx(model_gb, abs=0.05)

@@ -59,8 +59,8 @@ def test_saved_checkpoint_is_its_decoded_self(spec: ModelSpec, tmp_path: Path) -
     once = load_standin(spec, tmp_path / "a")
     save_standin(once, spec, tmp_path / "b")  # coding decoded values changes them by less than half a code
     for name, weight in load_standin(spec, tmp_path / "b").items():
-        limit = once[name].abs().amax(-1, keepdim=True) / 127 if weight.dim() > 1 else 0
-        assert ((weight - once[name]).abs() <= 0.01 * limit + 1e-7).all(), name
+        limit = once[name].abs() / 128 if weight.dim() > 1 else 0  # rounding to BF16 moves the largest value, so the step
+        assert ((weight - once[name]).abs() <= 1.01 * limit + 1e-7).all(), name
     checkpoint = Checkpoint.open(tmp_path / "a")
     assert dataclasses.replace(checkpoint.spec, name=spec.name) == spec
     assert torch.equal(checkpoint.experts(0)[0], once["gate_up"][0])
@@ -84,8 +84,9 @@ def test_int8_coding_errs_by_at_most_half_a_code(rows: list[list[float]]) -> Non
     assert coded["w"].dtype == torch.int8 and coded["w" + SCALE_SUFFIX].dtype == torch.float16
     error = (decode_tensor(coded["w"], coded["w" + SCALE_SUFFIX]) - tensor).abs()
     # fp16 scales are off by up to 2^-11 (relative) or, below their normal range, 3e-8: 127 codes carry that too.
+    # Values are rounded to BF16, which moves them by up to 2^-8.
     step = tensor.abs().amax(-1, keepdim=True) / 127
-    assert (error <= step * (0.5 + 127 / 2048) + 127 * 6e-8).all()
+    assert (error <= step * (0.5 + 127 / 2048) * (1 + 2**-8) + tensor.abs() * 2**-8 + 127 * 6.1e-8).all()
 
 
 @pytest.mark.parametrize(("name", "most_mib"), [("deepseek_v2_lite", 15), ("qwen1_5_moe", 12), ("phi3_5_moe", 9)])

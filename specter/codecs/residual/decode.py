@@ -9,22 +9,17 @@ from torch import Tensor
 
 from specter.codecs.residual.checksum import checksum
 from specter.codecs.residual.fields import Levels, extension_widths, from_fields
-from specter.codecs.residual.layout import (
+from specter.codecs.residual.layout import CHECKSUM_WORDS, Header, Kind, Layout, Matrix, damaged
+from specter.codecs.residual.resident import ResidentCodes, codes_checksum, layout_of, unpack_codes, unpack_params
+from specter.codecs.residual.sizes import (
     BLOCK,
     BLOCK_SEGMENTS,
-    CHECKSUM_WORDS,
     ENTRY_WORDS,
     GUARD_WORDS,
     HEADER_WORDS,
     SEGMENT,
-    Header,
-    Kind,
-    Layout,
-    Matrix,
     aligned,
-    damaged,
 )
-from specter.codecs.residual.resident import ResidentCodes, codes_checksum, layout_of, unpack_codes, unpack_params
 from specter.codecs.residual.windows import Windows, level_words
 from specter.errors import SpecterError
 

@@ -11,22 +11,17 @@ from torch import Tensor
 
 from specter.codecs.residual.checksum import checksum
 from specter.codecs.residual.fields import to_fields
-from specter.codecs.residual.layout import (
+from specter.codecs.residual.layout import CHECKSUM_WORDS, Header, Kind, Layout, Matrix, signed
+from specter.codecs.residual.resident import ResidentCodes, codes_checksum, layout_of, unpack_codes, unpack_params
+from specter.codecs.residual.sizes import (
     BLOCK,
     BLOCK_SEGMENTS,
-    CHECKSUM_WORDS,
     ENTRY_WORDS,
     GUARD_WORDS,
     HEADER_WORDS,
     SEGMENT,
-    Header,
-    Kind,
-    Layout,
-    Matrix,
     aligned,
-    signed,
 )
-from specter.codecs.residual.resident import ResidentCodes, codes_checksum, layout_of, unpack_codes, unpack_params
 from specter.codecs.residual.windows import CANDIDATES, LARGEST_SCALE, SMALLEST_SCALE, Windows, level_words
 from specter.errors import SpecterError
 

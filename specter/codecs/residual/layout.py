@@ -19,7 +19,6 @@ Table and streams start at offsets that follow from the shapes alone.
 
 from __future__ import annotations
 
-import math
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,16 +26,11 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from specter.codecs.residual import sizes
+from specter.codecs.residual.sizes import BLOCK, HEADER_WORDS, SEGMENT
 from specter.codecs.residual.windows import Windows
 from specter.errors import SpecterError
 
-SEGMENT = 512  # weights
-BLOCK_SEGMENTS = 16
-BLOCK = SEGMENT * BLOCK_SEGMENTS
-HEADER_WORDS = 16
-ENTRY_WORDS = 2 + BLOCK_SEGMENTS // 2  # of the table
-GUARD_WORDS = 4
-ALIGN_WORDS = 16
 MAGIC = 0x52535053  # "SPSR"
 VERSION = 1
 NUM_HEADER_FIELDS = 10
@@ -91,12 +85,12 @@ class Layout:
 
     @property
     def stream_offset(self) -> int:
-        return aligned(HEADER_WORDS + ENTRY_WORDS * self.num_blocks + 2)
+        return sizes.stream_offset([matrix.num_weights for matrix in self.matrices])
 
     @property
     def raw_words(self) -> int:
         """Words of a RAW blob; no blob is larger."""
-        return aligned(HEADER_WORDS + self.num_weights // 2)
+        return sizes.raw_words([matrix.num_weights for matrix in self.matrices])
 
     @property
     def digest(self) -> int:
@@ -157,10 +151,6 @@ class Header:
 
 def damaged(name: str, fault: str) -> SpecterError:
     return SpecterError(f"{name}: the residual {fault}", "get or encode the residual directory again")
-
-
-def aligned(num_words: int) -> int:
-    return math.ceil(num_words / ALIGN_WORDS) * ALIGN_WORDS
 
 
 def signed(words: Tensor) -> Tensor:

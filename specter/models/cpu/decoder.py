@@ -8,7 +8,7 @@ length, every expert's rows are padded to tiles, and one reduction over k in ran
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,8 @@ from specter.models.rope import check_prompt
 from specter.models.routing import choose, route
 from specter.models.spec import ModelSpec
 from specter.models.weights import DecoderWeights, DraftExperts, RotaryPairs
+
+Unpack = Callable[[int, Sequence[int], Sequence[int]], None]  # MoE layer, experts, slots
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Decoder:
         tile: rows per product. mm: the product of all layers.
         capacity: positions of the KV cache; attention always runs over all of it.
     Attributes:
+        unpack: decodes a wave of a MoE layer into `arena`, for payloads that are not 16-bit weights.
         rowwise: whether each row of a target pass runs alone, in a tile of one row (see `invariance_check`).
     """
 
@@ -94,6 +97,7 @@ class Decoder:
         self.num_experts, self.top_k = spec.num_experts, spec.top_k
         self.spec, self.arena, self.tile, self.mm = spec, arena, tile, mm
         self.rowwise = False
+        self.unpack: Unpack | None = None
         self.cache = KVCache(spec, capacity, dtype, device)
         self._weights = weights
         self._rotary = RotaryPairs(spec, capacity, dtype, device)
@@ -267,6 +271,10 @@ class DecoderPass:
 
     def predict_next(self, layer: int) -> Routing:
         return _routing(torch.cat([self._decoder._predict_next(layer, rows) for rows in self._blocks]))
+
+    def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        assert self._decoder.unpack is not None, "no codec"
+        self._decoder.unpack(layer - self._decoder.num_dense_layers, experts, slots)
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         for rows in self._blocks:

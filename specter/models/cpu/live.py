@@ -15,10 +15,11 @@ from specter.config import SystemConfig
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
+from specter.experts.transfer import Mover
 from specter.models.checkpoint import Checkpoint
+from specter.models.cpu.blobs import BlobSlots, BlobStore
 from specter.models.cpu.decoder import Decoder
 from specter.models.cpu.invariance import invariance_check
-from specter.models.spec import ExpertId
 from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.resolve import ResolvedRun, resolve
@@ -101,6 +102,7 @@ class LiveModel:
     decoder: Decoder
     store: ExpertStore
     notes: dict[str, str]  # provenance and degradations, for every run's env.json
+    blobs: BlobStore | None = None  # in place of the store's payloads, if loaded for codec=residual
 
     @classmethod
     def load(cls, run: ResolvedRun, progress: Progress) -> LiveModel:
@@ -109,20 +111,25 @@ class LiveModel:
         config = run.config
         checkpoint = Checkpoint.open(config.model.checkpoint)
         spec = checkpoint.spec
-        speculates, slot_bytes = config.system.speculative, run.num_slots * spec.expert_params * DTYPE.itemsize
+        has_codes = config.system.speculative or config.decodes
+        slot_bytes = run.num_slots * spec.expert_params * DTYPE.itemsize
         plan = LoadPlan.build(
-            checkpoint, DTYPE, has_draft=speculates, slot_bytes=slot_bytes, kv_capacity=config.kv_capacity
+            checkpoint, DTYPE, has_draft=has_codes, slot_bytes=slot_bytes, kv_capacity=config.kv_capacity
         )
         if config.model.checkpoint_kind == "hub":
             progress.console.print(plan.table())
         plan.check()
         notes = {"checkpoint_digest": checkpoint.digest()}
         draft = None
-        if speculates:
+        if has_codes:
             notes["draft_origin"] = check_draft_origin(Path(config.model.quantized), checkpoint)
             draft = read_directory(Path(config.model.quantized), spec)
             if draft.num_ignored:
                 notes["draft_ignores"] = f"{draft.num_ignored} quantised modules besides the routed experts"
+        blobs = None
+        if config.decodes:
+            assert draft is not None
+            blobs = BlobStore.open(Path(config.model.residual), Path(config.model.quantized), spec, draft)
         codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
         moe_layers = progress.track(range(spec.num_moe_layers), description="load experts")
         store = ExpertStore.read(codec, checkpoint, moe_layers)
@@ -130,7 +137,7 @@ class LiveModel:
         arena = SlotArena(spec.num_experts, codec)
         decoder = Decoder(spec, weights, arena, draft, config.tile_rows, config.kv_capacity)
         invariance_check(decoder)
-        return cls(decoder, store, notes | {"rowwise": str(decoder.rowwise)})
+        return cls(decoder, store, notes | {"rowwise": str(decoder.rowwise)}, blobs)
 
     def run(
         self,
@@ -142,12 +149,7 @@ class LiveModel:
         commits_one: bool = False,
     ) -> RunResult:
         """Runs one input with its own slots; see `session.run_input`. `commits_one`: for a dense recording."""
-        arena = SlotArena(run.num_slots, self.store.codec)
-        self.decoder.arena = arena
-
-        def move(expert: ExpertId, slot: int) -> None:
-            arena.write(slot, self.store.payload(expert))
-
+        move = self._open_slots(run)
         model = DRAFTS[run.config.system.draft].join(self.decoder, self.decoder.twin)
         sampler = build_sampler(run.config.sampling)
         if commits_one:
@@ -156,6 +158,18 @@ class LiveModel:
         with torch.inference_mode():
             return run_input(run, model, sampler, prompt, warmup, backend=backend, on_commit=on_commit, predicts=True)
 
+    def _open_slots(self, run: ResolvedRun) -> Mover:
+        """Empty slots for a run, in the decoder; returns what fills them."""
+        if not run.costs.decodes:
+            arena = self.decoder.arena = SlotArena(run.num_slots, self.store.codec)
+            return lambda expert, slot: arena.write(slot, self.store.payload(expert))
+        if self.blobs is None:
+            raise SpecterError("the model was loaded without its residual blobs", "load it with codec=residual")
+        staging = self.decoder.arena = SlotArena(run.costs.num_staged, self.store.codec)
+        slots = BlobSlots(run.num_slots, self.blobs, staging)
+        self.decoder.unpack = slots.decode
+        return slots.move
+
     def agrees_with_plain(
         self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None
     ) -> bool | None:
@@ -163,6 +177,6 @@ class LiveModel:
         lossless in distribution only."""
         if run.config.sampling.kind == "rejection":
             return None
-        plain = resolve(replace(run.config, system=RESIDENT, warmup_tokens=0))
+        plain = resolve(replace(run.config, system=RESIDENT, codec=None, payload_bits=None, warmup_tokens=0))
         tokens = self.run(plain, result.recording.prompt, (), on_commit).generation.tokens
         return tokens == result.generation.tokens

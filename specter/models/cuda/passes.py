@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specter.errors import SpecterError
 from specter.kernels.pinned_io import PinnedRing, copy_pinned
 from specter.models.base import Output, Routing
 from specter.models.cuda.target import OUTPUT_ROWS, Target
@@ -91,6 +92,9 @@ class WavePass:
             runner.target.predict_next(layer, num_rows)
             copy_pinned(runner.target.predicted.chosen[:num_rows], runner.predicted[moe, :num_rows])
         return _routing(runner.predicted, moe, num_rows)
+
+    def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        raise SpecterError("codec=residual does not run on the device yet", "use codec=bf16, or clock=virtual")
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         runner = self.runner

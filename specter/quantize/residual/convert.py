@@ -21,7 +21,9 @@ from torch import Tensor
 
 from specter.codecs.residual.decode import decode
 from specter.codecs.residual.encode import Encoded, encode_layer
+from specter.codecs.residual.layout import Header, Kind, Layout
 from specter.codecs.residual.resident import ResidentCodes, layout_of
+from specter.codecs.residual.sizes import GUARD_WORDS, HEADER_WORDS
 from specter.errors import SpecterError
 from specter.files import replacing_directory, write_json, write_whole
 from specter.models.checkpoint import Checkpoint
@@ -96,8 +98,7 @@ def encode_model(
                 weights = read_bf16(checkpoint, layer, device)
                 codes = layer_codes(experts, layer, device)
                 encoded = encode_layer(weights, codes)
-                num_weights = layout_of(codes).num_weights
-                report = layer_report(encoded, num_weights) | {"original_sha256": experts_sha256(weights)}
+                report = layer_report(encoded, layout_of(codes)) | {"original_sha256": experts_sha256(weights)}
                 report["seconds"] = round(time.perf_counter() - begin, 3)
                 metadata = {"format": FORMAT, "layer": layer, "original_sha256": report["original_sha256"]}
                 tensors = layer_tensors(spec, layer, encoded)
@@ -139,8 +140,8 @@ def layer_tensors(spec: ModelSpec, layer: int, encoded: Encoded) -> dict[str, Te
     return {words: torch.cat(encoded.blobs).cpu(), offsets: ends}
 
 
-def layer_report(encoded: Encoded, weights_per_expert: int) -> dict[str, Any]:
-    num_weights = weights_per_expert * len(encoded.blobs)
+def layer_report(encoded: Encoded, layout: Layout) -> dict[str, Any]:
+    num_weights = layout.num_weights * len(encoded.blobs)
     return {
         "windows": asdict(encoded.windows),
         "bits_per_weight": encoded.bits_per_weight,
@@ -149,7 +150,18 @@ def layer_report(encoded: Encoded, weights_per_expert: int) -> dict[str, Any]:
         "num_weights": num_weights,
         "num_patches": sum(encoded.num_patches),
         "num_raw": sum(encoded.is_raw),
+        "experts": [blob_parts(blob, layout) for blob in encoded.blobs],
     }
+
+
+def blob_parts(blob: Tensor, layout: Layout) -> tuple[int, int] | None:
+    """What decides a blob's size beside its shapes: words of its streams, and patches; None if it is raw."""
+    header = Header.unpack(blob[:HEADER_WORDS].cpu(), "a new blob")
+    return (
+        None
+        if header.kind is Kind.RAW
+        else (header.patch_offset - GUARD_WORDS - layout.stream_offset, header.num_patches)
+    )
 
 
 def summary(layers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specter.codecs.int4 import Int4Experts, Int4Matrices
-from specter.codecs.residual.layout import ALIGN_WORDS
 from specter.codecs.residual.resident import ResidentCodes, stack_rows
+from specter.codecs.residual.sizes import ALIGN_WORDS
 from specter.errors import SpecterError
 from specter.files import files_digest
 from specter.models.spec import ExpertId, ModelSpec
