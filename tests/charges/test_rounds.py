@@ -19,7 +19,15 @@ from tests.helpers import CONF
 
 ROUNDS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
 # Systems that combine what others show: a planner or an eviction of one with that of another.
-COMBINED = {"specter_auto", "specter_cold_start", "specter_deadline_lru", "specter_retain"}
+COMBINED = {
+    "lru_residual",
+    "specter_auto",
+    "specter_cold_start",
+    "specter_deadline_lru",
+    "specter_deadline_residual",
+    "specter_plus",
+    "specter_retain",
+}
 
 
 def expectation(path: Path) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.plan import compose
 from specter.experts.transfer import Backend, SendBack
 from specter.resolve import resolve
 from specter.session import build_engine
@@ -22,7 +23,8 @@ from tests.charges.runs import Run, make_config, open_run
 from tests.charges.tariff import SPEC
 from tests.helpers import CONF
 
-SYSTEMS = sorted(path.stem for path in (CONF / "system").glob("*.yaml"))
+# Without those over residual experts, whose waves read staging places: tests/lossless/test_residual.py.
+SYSTEMS = sorted(path.stem for path in (CONF / "system").glob("*.yaml") if not compose([f"system={path.stem}"]).decodes)
 BARRIERS = ["specmoeoff", "specmoeoff_tuned", "specter", "specter_barrier", "specter_retain"]
 SWAPS = ["mixtral_offloading", "mixtral_speculative_loading"]
 NUM_TOKENS = 20

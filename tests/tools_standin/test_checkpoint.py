@@ -59,7 +59,9 @@ def test_saved_checkpoint_is_its_decoded_self(spec: ModelSpec, tmp_path: Path) -
     once = load_standin(spec, tmp_path / "a")
     save_standin(once, spec, tmp_path / "b")  # coding decoded values changes them by less than half a code
     for name, weight in load_standin(spec, tmp_path / "b").items():
-        limit = once[name].abs() / 128 if weight.dim() > 1 else 0  # rounding to BF16 moves the largest value, so the step
+        limit = (
+            once[name].abs() / 128 if weight.dim() > 1 else 0
+        )  # rounding to BF16 moves the largest value, so the step
         assert ((weight - once[name]).abs() <= 1.01 * limit + 1e-7).all(), name
     checkpoint = Checkpoint.open(tmp_path / "a")
     assert dataclasses.replace(checkpoint.spec, name=spec.name) == spec
