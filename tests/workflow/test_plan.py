@@ -12,8 +12,11 @@ import yaml
 
 from harness import catalogue, plan, scales
 from harness.jobs.live_check import choose
+from harness.jobs.replay import same_replay
+from harness.jobs.tidy import settings
 from specter.errors import SpecterError
-from specter.results import run_id
+from specter.resolve import resolve
+from specter.results import run_id, write_misfit
 
 ARGUMENTS = ("laptop", "main", "deepseek_v2_lite", "gsm8k")
 
@@ -74,6 +77,34 @@ def test_every_system_is_repeated_live_and_samplings_take_turns() -> None:
     assert again == ["seeded", "greedy", "seeded", "greedy"]
 
 
+def test_budgets_that_buy_equally_many_slots_share_a_replay() -> None:
+    """Of Phi, the published residents of Mixtral-Offloading are what equal bytes leave; those of LRU are fewer."""
+
+    def key(*overrides: str) -> str:
+        return same_replay(resolve(plan.compose(["model=phi3_5_moe", *overrides])))
+
+    policies = [[f"system={system}", f"budget.policy={policy}"] for system in ("mixtral_offloading", "lru")
+                for policy in ("published", "same_bytes")]  # fmt: skip
+    mixtral, equal, lru, more = (key(*one) for one in policies)
+    assert mixtral == equal and lru != more
+    for changed in ("input=1", "sampling=seeded", "hardware=h200_pcie5", "budget=low"):
+        assert key(*policies[0], changed) != mixtral
+
+
+def test_a_tidy_row_says_whose_residents_a_run_has_and_whether_they_are_assumed(tmp_path: Path) -> None:
+    cells = [
+        ("deepseek_v2_lite", "specmoeoff", "specmoeoff", False),
+        ("phi3_5_moe", "specmoeoff", "specmoeoff", True),
+        ("phi3_5_moe", "lru", "mixtral_offloading", True),
+        ("phi3_5_moe", "specter", "specter", False),
+    ]
+    for model, system, residents_of, assumes in cells:
+        config = plan.compose([f"model={model}", f"system={system}", "budget.policy=published"])
+        write_misfit(tmp_path / system, config, {})
+        row = settings(tmp_path / system)
+        assert (row["residents_of"], row["assumes_residents"]) == (residents_of, assumes)
+
+
 def test_the_main_experiment_has_every_system_under_both_policies_on_every_model() -> None:
     for model in scales.load_scale("laptop").models:
         runs = plan.experiment_runs("laptop", "main", model, "gsm8k")
@@ -114,6 +145,7 @@ def test_a_model_runs_at_the_papers_k_where_an_experiment_names_none() -> None:
 
 def test_a_scale_lists_the_figures_and_tables_that_it_can_fill() -> None:
     names = catalogue.figures("laptop")
+    assert names[0] == catalogue.tables("laptop")[0] == "speedup"  # it leads
     assert {"tpot", "tpot-qwen1_5_moe", "models", "rivals"} <= set(names) and "rivals-qwen1_5_moe" not in names
     assert catalogue.figure_model("laptop", "tpot") == "deepseek_v2_lite"
     assert catalogue.figure_model("laptop", "tpot-phi3_5_moe") == "phi3_5_moe"
