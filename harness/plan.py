@@ -26,6 +26,7 @@ from hydra.errors import HydraException
 from harness.scales import CONF, Experiment, Scale, Schema, check_clock, load, load_experiment, load_scale
 from specter.config import (
     LABELS,
+    RESIDUAL,
     BudgetConfig,
     ExecutionConfig,
     RunConfig,
@@ -102,6 +103,7 @@ def experiment_runs(scale: str, experiment: str, model: str, dataset: str) -> li
             prompt_tokens=what.prompt_tokens,
             input=_inputs(size, what, model),
             repeat=range(size.num_repeats),
+            payload_bits=[None, *(what.payload_bits if system.codec == RESIDUAL else ())],
         )
     return runs
 
@@ -131,6 +133,11 @@ def recording_runs(scale: str, experiment: str, model: str, dataset: str) -> lis
             input=_inputs(size, what, model),
         )
     return runs
+
+
+def runs_on_residual(experiment: str) -> bool:
+    """Whether a system of the experiment needs the model's residual directory."""
+    return any(system.codec == RESIDUAL for system in _systems(load_experiment(experiment)))
 
 
 def decomposed_pairs(scale: str, model: str, dataset: str) -> list[tuple[RunConfig, RunConfig]]:

@@ -83,6 +83,7 @@ class Experiment:
     policies: list[str] = field(default_factory=lambda: ["same_bytes"])
     depths: dict[str, list[int]] = field(default_factory=dict)  # systems that run at other K than `ks`
     executions: dict[str, list[str]] = field(default_factory=dict)  # systems that run with others than `default`
+    payload_bits: list[float] = field(default_factory=list)  # of residual experts, beside the measured bits per weight
     kv_capacity: int = 256
     max_new_tokens: int | None = None  # instead of the scale's
     trace: bool = False  # write a Chrome trace beside each run

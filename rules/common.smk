@@ -32,6 +32,18 @@ def quantized(wildcards):
     return model_config(wildcards).quantized
 
 
+def residual(wildcards, experiment=None):
+    """The residual directory, if a system of the experiment runs on it."""
+    needed = plan.runs_on_residual(experiment or wildcards.experiment)
+    return [model_config(wildcards).residual] if needed else []
+
+
+def live_checked(wildcards):
+    """The experiments whose systems are repeated live on a model."""
+    size = scales.load_scale(wildcards.scale)
+    return [name for name in ("main", "residual") if wildcards.model in size.models_of(name)]
+
+
 def studied(wildcards):
     """The drafts that the fidelity study reads; it makes the others itself."""
     methods = scales.load_probe(wildcards.scale).methods

@@ -42,6 +42,29 @@ rule quantize:
         "tokenizer={params.tokenizer:q} group=128 sequences={params.sequences} device={params.device} threads={threads}"
 
 
+rule residual:
+    # The experts as residual of their INT4 codes, beside the draft, for systems on codec=residual. Seconds for a
+    # stand-in on one core. A killed job resumes after its last finished layer.
+    input:
+        checkpoint,
+        "results/quantized/{model}/{method}",
+    output:
+        directory("results/residual/{model}/{method}"),
+    params:
+        checkpoint=lambda wildcards: model_config(wildcards).checkpoint,
+        device=lambda wildcards: "cuda" if model_config(wildcards).checkpoint_kind == "hub" else "cpu",
+        code=code_digest("specter.quantize.residual"),
+    log:
+        "results/residual/logs/{model}-{method}.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "logged {log} python -m specter.quantize.residual encode checkpoint={params.checkpoint:q} "
+        "quantized=results/quantized/{wildcards.model}/{wildcards.method} out={output} device={params.device} "
+        "threads={threads}"
+
+
 rule probe:
     # Routing fidelity, acceptance and expert union: from the recordings, and teacher-forced on held-out text.
     input:

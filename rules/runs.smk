@@ -31,6 +31,7 @@ rule record:
 rule replay:
     # Every system, budget, K and machine of one experiment, through the engine itself.
     input:
+        residual,  # its blobs' sizes are what the clock charges
         manifest=rules.record.output,
     output:
         directory("results/{scale}/{experiment}/{model}/{dataset}"),
@@ -56,6 +57,7 @@ rule measure:
     input:
         checkpoint,
         quantized,
+        residual,
         rules.preflight.output,
         prompts,
         tokenizer,
@@ -79,9 +81,12 @@ rule measure:
 
 
 rule live_check:
-    # Every system of `main` once, live: their records must equal the replays' byte for byte.
+    # Every system of `main` and `residual` once, live: their records must equal the replays' byte for byte.
     input:
-        replays=lambda wildcards: runs_of(wildcards.scale, "main", wildcards.model),
+        lambda wildcards: [path for name in live_checked(wildcards) for path in residual(wildcards, name)],
+        replays=lambda wildcards: [
+            path for name in live_checked(wildcards) for path in runs_of(wildcards.scale, name, wildcards.model)
+        ],
     output:
         "results/{scale}/live_check/{model}.json",
     params:

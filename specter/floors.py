@@ -152,6 +152,14 @@ def min_loads(visits: Sequence[Sequence[int]], num_slots: int, residents: Iterab
     return loads
 
 
+def decode_ns(num_experts: int, costs: CostModel, hardware: Hardware) -> int:
+    """Least time to decode experts, in launches of any number; 0 for 16-bit experts."""
+    if not costs.decodes:
+        return 0
+    work = costs.decode(num_experts)
+    return max(hardware.hbm_ns(work.hbm_bytes), ceil_div(work.int_ops * NS_PER_S, hardware.int_ops))
+
+
 def _check(rounds: Sequence[RoundAccess], num_slots: int, costs: CostModel) -> None:
     if num_slots < 1:
         raise SpecterError(f"a floor for {num_slots} slots", "give at least one slot")

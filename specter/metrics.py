@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specter.floors import RoundAccess, floor_ideal, floor_trace
+from specter.floors import RoundAccess, decode_ns, floor_ideal, floor_trace
 from specter.models.base import Routing
 from specter.recording import Recording
 from specter.records import Generation, RoundRecord
@@ -53,6 +53,8 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
     tpot_after_first_round_ms: the same from the end of the first round on; None if there is one round.
     link_busy_in_need_frac: link busy / time during which demand was known and unmet; every copy serves such a need, so
     the link is never busy outside of it.
+    bits_per_weight: of a stored expert. frac_slot_unused: of the bytes of slots that hold experts, in the mean.
+    decode_floor_ms: the least time of decoding every expert used, by the cost model; 0 for 16-bit experts.
     acceptance: accepted drafts / examined drafts (the accepted ones and the first rejected one of a round).
 
     Args:
@@ -70,6 +72,8 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
         "num_slots": num_slots,
         "fits_budget": True,
         "experts_per_layer": num_slots / costs.spec.num_moe_layers,
+        "bits_per_weight": run.bits_per_weight,
+        "frac_slot_unused": 1 - costs.payload_bytes / run.slots.num_bytes,
     }
     metrics |= run.fit()
     if not records:
@@ -118,6 +122,7 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
         "link_bytes_per_s": link_bytes_per_s(records),
         "compute_busy_frac": total("compute_busy_ms") / window_ms,
         "stall_ms": total("stall_ms"),
+        "decode_floor_ms": decode_ns(hits + late + misses, costs, hardware) / 1e6,
         "floor_ideal_ms": ideal.tpot_ms,
         "floor_trace_ms": trace.tpot_ms,
         "over_floor_ideal": tpot_ms / ideal.tpot_ms,

@@ -39,6 +39,12 @@ class ResolvedRun:
     def num_slots(self) -> int:
         return self.slots.num
 
+    @property
+    def bits_per_weight(self) -> float:
+        """Of a stored expert, in the mean."""
+        mean_bytes = self.costs.expert_bytes if self.blobs is None else self.blobs.mean_bytes
+        return 8 * mean_bytes / self.spec.expert_params
+
     @cached_property
     def link_bytes(self) -> Callable[[ExpertId], int]:
         """Returns the bytes of an expert's copy."""

@@ -60,11 +60,13 @@ def main(options: Options) -> None:
     runs = [path for replay in options.replays for path in sorted(replay.iterdir()) if path.is_dir()]
     chosen = choose({path: read_values(path / "config.yaml") for path in runs if fits(path)}, options.turn)
     configs = [read_config(path) for path in chosen]
-    drafting = next((config for config in configs if config.system.speculative), configs[0])
-    torch.set_num_threads(drafting.threads)
-    tokenizer = load_tokenizer(drafting)
+    most = max(
+        configs, key=lambda config: (config.decodes, config.system.speculative)
+    )  # of what a model is loaded with
+    torch.set_num_threads(most.threads)
+    tokenizer = load_tokenizer(most)
     with progress_bar() as progress, tempfile.TemporaryDirectory() as scratch:
-        model = LiveModel.load(resolve(drafting), progress)
+        model = LiveModel.load(resolve(most), progress)
         for path, config in steps(list(zip(chosen, configs, strict=True)), "live check", progress):
             prompt, warmup = (encode(tokenizer, text, config) for text in (prompt_text(config), warmup_text()))
             run = resolve(config)

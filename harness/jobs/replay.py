@@ -36,8 +36,8 @@ def check_names(configs: Sequence[RunConfig]) -> None:
 
 
 def same_replay(run: ResolvedRun) -> str:
-    """A key that runs share whose budgets differ in name only: they buy equally many slots."""
-    return f"{run.num_slots} {replace(run.config, budget=BudgetConfig('any'))}"
+    """A key that runs share whose budgets differ in name only: they buy the same slots."""
+    return f"{run.slots} {replace(run.config, budget=BudgetConfig('any'))}"
 
 
 def main(options: Options) -> None:

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 # Columns that a round has of its run.
 RUN_KEYS = (
     "model", "checkpoint_kind", "charged_as", "system", "execution", "budget", "policy", "dataset", "sampling",
-    "hardware", "clock", "k", "input", "repeat", "prompt_tokens",
+    "hardware", "clock", "k", "input", "repeat", "prompt_tokens", "charged_bits",
 )  # fmt: skip
 # Columns of runs that were measured on a device.
 PROVENANCE = (*MACHINE, "commit", "source_sha256", "checkpoint", "checkpoint_digest", "draft_origin")
@@ -61,6 +61,8 @@ def settings(directory: Path) -> Row:
         "hardware": config["hardware"]["name"],
         "k": MAX_AUTO if is_auto else depth,
         "is_auto": is_auto,  # then k is the most of a round
+        "codec": config["codec"] or system["codec"],
+        "charged_bits": config["payload_bits"] or 0.0,  # bits per weight in place of the measured ones; 0: none
         "input": config["input"],
         "repeat": config["repeat"],
         "prompt_tokens": config["prompt_tokens"],

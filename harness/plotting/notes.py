@@ -52,6 +52,7 @@ def _num_texts(frame: pd.DataFrame) -> str:
 def provenance(frame: pd.DataFrame) -> str:
     """Clock, hardware, checkpoint, sampling, lengths and number of inputs of a table of runs."""
     prompts = ", ".join("whole" if n == 0 else f"first {n} tokens" for n in sorted(frame["prompt_tokens"].unique()))
+    codecs = in_order("codec", frame["codec"])
     repeats = counted(frame["repeat"].nunique(), "repeat")
     if set(frame["clock"]) == {"virtual"}:
         repeats += " (the clock is deterministic)"
@@ -59,6 +60,7 @@ def provenance(frame: pd.DataFrame) -> str:
         f"Clock: {', '.join(sorted(frame['clock'].unique()))}",
         " / ".join(title("hardware", name) for name in in_order("hardware", frame["hardware"])),
         checkpoint_line(frame),
+        f"experts: {' and '.join(title('codec', name) for name in codecs)}",
         " and ".join(sampling_title(frame, name) for name in sorted(frame["sampling"].unique())),
         f"prompts: {prompts}",
         f"{frame['max_new_tokens'].max()} new tokens",

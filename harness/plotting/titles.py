@@ -14,8 +14,9 @@ OTHER_COLOUR = "#555555"
 # Names in this order; names that are not listed follow by alphabet.
 ORDER = {
     "system": (
-        "specter", "specter_deadline", "specter_no_prefetch", "specmoeoff", "specmoeoff_tuned", "mixtral_offloading",
-        "mixtral_speculative_loading", "lru", "lru_next_gate", "on_demand", "resident",
+        "specter_plus", "specter", "specter_deadline", "specter_deadline_residual", "specter_no_prefetch", "specmoeoff",
+        "specmoeoff_tuned", "mixtral_offloading", "mixtral_speculative_loading", "lru", "lru_residual",
+        "lru_next_gate", "on_demand", "resident",
     ),
     "dataset": ("gsm8k", "humaneval", "hub_gsm8k", "hub_humaneval", "hub_wikitext2", "hub_gpqa", "hub_c4"),
     "hardware": ("a100_40gb_pcie4", "a100_12gbps", "h200_pcie5", "rtx4090_ddr4"),
@@ -32,6 +33,7 @@ TITLES = {
         "q4_k": "GGUF Q4_K",
         "q2_k": "GGUF Q2_K",
     },
+    "codec": {"bf16": "BF16", "residual": "residual"},
     "checkpoint": {"standin": "narrow stand-in of", "hub": "hub checkpoint of"},
 }
 

@@ -113,11 +113,25 @@ def test_assumed_residents_follow_the_rules_that_the_published_ones_suggest() ->
     for path in Path("conf/model").glob("*.yaml"):
         model = compose([f"model={path.stem}"]).model
         stated = {**model.published, **model.assumed}
-        for tier, residents in model.residents.items():
+        for tier in ("high", "low"):
+            residents = model.residents[tier]
             share = published.published["specmoeoff"][tier] / published.residents[tier]
             assert stated["specmoeoff"][tier] == share * residents
             run = resolve(compose([f"model={path.stem}", "system=mixtral_offloading", f"budget={tier}"]))
             assert stated["mixtral_offloading"][tier] == run.num_slots // run.spec.num_moe_layers
+
+
+@pytest.mark.parametrize(("model", "card"), [("deepseek_v2_lite", 24), ("qwen1_5_moe", 24), ("phi3_5_moe", 80)])
+def test_the_card_that_all_residual_experts_fit(model: str, card: int) -> None:
+    """In the stated GB, of which the budget uses all but half an expert per layer; 16-bit experts do not fit."""
+    ours, residual, whole = (
+        resolve(compose([f"model={model}", "budget=card", f"system={system}", *settings]))
+        for system, *settings in (("specter",), ("lru_residual", "payload_bits=7.25"), ("resident",))
+    )
+    total, unit = int(ours.fit()["device_total_bytes"]), ours.costs.expert_bytes * ours.spec.num_moe_layers
+    assert card * 1e9 - 0.5 * unit < total < card * 1e9 + 0.01 * unit
+    assert residual.num_slots == residual.spec.num_moe_layers * residual.spec.num_experts > ours.num_slots
+    assert int(residual.fit()["device_total_bytes"]) < card * 1e9 < int(whole.fit()["device_total_bytes"])
 
 
 def test_experts_per_layer_are_rounded_to_whole_slots() -> None:

@@ -199,6 +199,8 @@ PREFILL = {
     "num_slots": 6,
     "fits_budget": True,
     "experts_per_layer": 3.0,
+    "bits_per_weight": 16.0,
+    "frac_slot_unused": 0.0,
 }
 METRICS = {
     **PREFILL,
@@ -229,6 +231,7 @@ METRICS = {
     "link_bytes_per_s": 16 * 192 / 75e-6,
     "compute_busy_frac": 0.0665 / 0.116344,
     "stall_ms": 0.049844,
+    "decode_floor_ms": 0.0,
     "floor_ideal_ms": IDEAL_MS,
     "floor_trace_ms": TRACE_MS,
     "over_floor_ideal": 0.116344 / 6 / IDEAL_MS,

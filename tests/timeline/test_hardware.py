@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -35,6 +36,21 @@ def test_h200_copies_as_measured() -> None:
     h200 = load_typed(Hardware, PROFILES / "h200_pcie5.yaml")
     for num_bytes, gb_per_s in ((1_000_000, 47.9), (17_301_504, 54.7), (157_286_400, 55.2)):
         assert num_bytes / h200.copy_ns(num_bytes) == pytest.approx(gb_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("record", "model"),
+    [("deepseek_gptq", "deepseek_v2_lite"), ("qwen_gptq", "qwen1_5_moe"), ("phi_gptq", "phi3_5_moe")],
+)
+def test_decoding_is_charged_as_measured(record: str, model: str) -> None:
+    """In launches of 1 to 32 experts, whose constant part is what a launch of few pays."""
+    h200 = load_typed(Hardware, PROFILES / "h200_pcie5.yaml")
+    measured = json.loads((PROFILES.parents[1] / f"data/reference/h200/residual_{record}.json").read_text())["summary"]
+    spec = FULL_SIZE[model]
+    costs = CostModel(spec, 16, 256, coded_bytes=round(measured["bits_per_weight"] * spec.expert_params / 8))
+    for num_experts in (1, 8, 16, 32):
+        charged_us = h200.compute_ns(costs.decode(num_experts)) / num_experts / 1e3
+        assert charged_us == pytest.approx(measured[f"decode_us_{num_experts}"], rel=0.04)
 
 
 @pytest.mark.parametrize(("name", "floor_ms"), [("a100_40gb_pcie4", 2.1), ("h200_pcie5", 0.68)])

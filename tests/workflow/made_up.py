@@ -17,15 +17,17 @@ from specter.memory import PARTS
 METRICS = (
     "tpot_ms", "tpot_after_first_round_ms", "ttft_ms", "end_to_end_ms", "union_mean", "num_hits", "num_late_hits",
     "num_misses", "hit_rate", "bytes_per_token", "link_busy_frac", "stall_ms", "over_floor_trace", "over_floor_ideal",
-    "device_total_bytes", "floor_ideal_ms", "floor_trace_ms", "acceptance", "mean_accepted_len", "num_prompt_tokens",
+    "bits_per_weight", "decode_floor_ms", "device_total_bytes", "floor_ideal_ms", "floor_trace_ms", "acceptance",
+    "mean_accepted_len", "num_prompt_tokens",
     *(f"device_{part}_bytes" for part in PARTS),
 )  # fmt: skip
-PER_LAYER = {"high": 16.0, "low": 4.0}
+PER_LAYER = {"high": 16.0, "low": 4.0, "card": 31.0}
 SETTINGS: dict[str, Any] = {
     "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "budget": "high", "policy": "same_bytes",
     "sampling": "greedy", "temperature": 1.0, "hardware": "a100_40gb_pcie4", "dataset": "gsm8k", "input": 0, "k": 16,
     "repeat": 0, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 1.0,
     "fits_budget": True, "fits_device": True, "fits_without_offloading": True, "assumes_residents": False,
+    "codec": "bf16", "charged_bits": 0.0, "is_auto": False,
 }  # fmt: skip
 
 

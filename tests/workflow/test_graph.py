@@ -72,15 +72,15 @@ def test_code_is_stale_where_it_runs_and_comments_are_not_code(checkout: Checkou
     text = path.read_text()
     path.write_text(f"{text}\nCHANGED = True\n")
     stale = checkout.pending("smoke")
-    assert (stale["record"], stale["replay"], stale["decompose"], stale["live_check"]) == (4, 4, 1, 1)
-    assert not {"preflight", "quantize"} & set(stale)
+    assert (stale["record"], stale["replay"], stale["decompose"], stale["live_check"]) == (7, 7, 1, 1)
+    assert not {"preflight", "quantize", "residual"} & set(stale)
     path.write_text(text)
 
     path = checkout.root / "harness/jobs/tidy.py"
     path.write_text(f"{path.read_text()}\nCHANGED = True\n")
     stale = checkout.pending("smoke")
-    assert (stale["tidy"], stale["tidy_probe"]) == (4, 4)
-    assert not {"preflight", "quantize", "record", "replay", "probe", "fidelity"} & set(stale)
+    assert (stale["tidy"], stale["tidy_probe"]) == (7, 4)
+    assert not {"preflight", "quantize", "residual", "record", "replay", "probe", "fidelity"} & set(stale)
 
 
 @pytest.mark.parametrize(

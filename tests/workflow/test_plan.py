@@ -158,6 +158,21 @@ def test_a_scale_lists_the_figures_and_tables_that_it_can_fill() -> None:
     assert "depth_profile_published" in catalogue.tables("paper")
 
 
+def test_bits_per_weight_are_charged_to_residual_experts_only() -> None:
+    runs = plan.experiment_runs("laptop", "payload_bits", *ARGUMENTS[2:])
+    for run in runs:
+        assert run.payload_bits is None or run.decodes
+    mine = {run.payload_bits for run in runs if run.system.name == "specter_plus"}
+    assert mine == {None, 7.2, 7.7, 8.3, 9.0}
+    recorded = plan.recording_runs("laptop", "payload_bits", *ARGUMENTS[2:])
+    assert {run.payload_bits for run in recorded} == {None} and not any(run.decodes for run in recorded)
+
+
+def test_an_experiment_needs_residual_directories_where_a_system_runs_on_them() -> None:
+    assert plan.runs_on_residual("residual") and plan.runs_on_residual("everything_fits")
+    assert not plan.runs_on_residual("k_sweep")
+
+
 def test_a_system_runs_under_the_executions_that_an_experiment_gives_it() -> None:
     runs = plan.experiment_runs("standin", "ablation", "deepseek_v2_lite", "gsm8k")
     labels = {name: {c.execution.label for c in runs if c.system.name == name} for name in load_systems("ablation")}

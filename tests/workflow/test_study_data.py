@@ -17,7 +17,7 @@ from harness.catalogue import FIGURES, TABLES, figures
 from harness.plotting import notes
 from harness.plotting.frames import Frames, half_width
 from harness.scales import load_scale
-from harness.studies import disagreements, published
+from harness.studies import disagreements, published, residual
 from harness.studies.speedup import finding
 from tests.workflow.made_up import PER_LAYER, fidelity, macro, not_drawn, one, probe, runs, values
 
@@ -64,6 +64,15 @@ def decomposed() -> pd.DataFrame:
     )
 
 
+def residual_runs(**axes: Any) -> pd.DataFrame:
+    """Specter+ at the K of every round, the others at three K; blobs of 7 bits."""
+    systems = ("lru", "lru_residual", "specter_deadline", "specter_deadline_residual", "specter_plus")
+    frame = runs((*systems, "specmoeoff_tuned"), **AXES | {"input": (0,), "k": (8, 16, 32)} | axes)
+    is_plus = frame["system"] == "specter_plus"
+    codec = ["residual" if name.endswith(("residual", "plus")) else "bf16" for name in frame["system"]]
+    return frame.assign(is_auto=is_plus, codec=codec)[~is_plus | (frame["k"] == 32)]
+
+
 def frames_of(name: str) -> Frames:
     """Made-up tables for the sources of a figure or table."""
     found: dict[str, Callable[[], pd.DataFrame]] = {
@@ -75,6 +84,11 @@ def frames_of(name: str) -> Frames:
         "rivals": rival_runs,
         "prompt_length": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",), "prompt_tokens": (16, 0)}),
         "decomposition": decomposed,
+        "residual": lambda: residual_runs(model=("deepseek_v2_lite", "phi3_5_moe")),
+        "payload_bits": lambda: residual_runs(charged_bits=(0.0, 7.2, 9.0)),
+        "everything_fits": lambda: pd.concat([
+            residual_runs(budget=("card",)), runs(("resident",), sampling=SAMPLINGS, budget=("card",))
+        ]),
         "probe": probe,
         "fidelity": fidelity,
     }  # fmt: skip
@@ -237,6 +251,57 @@ def test_a_figure_with_values_of_the_paper_says_what_stand_ins_were_trained_for(
     drawn = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     footer = " ".join(figure.texts[-1].get_text().split())
     assert (notes.TRAINED in footer) == any("paper" in label for label in drawn)
+
+
+def best_of(frame: pd.DataFrame, column: str = "tpot_ms", **where: Any) -> float:
+    """`column` at the K of the least mean TPOT."""
+    ks = sorted(set(values(frame, "k", **where)))
+    return macro(frame, column, k=min(ks, key=lambda k: macro(frame, "tpot_ms", k=k, **where)), **where)
+
+
+def test_residual_systems_are_shown_at_their_best_depth() -> None:
+    data, frames = data_of("residual")
+    frame = frames["residual"]
+    assert len(data) == 2 * 2 * 2 * 6
+    for name in ("lru", "specter_deadline_residual", "specter_plus"):
+        where: dict[str, Any] = {"model": "phi3_5_moe", "budget": "low", "sampling": "seeded", "system": name}
+        row = one(data, **where)
+        assert row["tpot_ms"] == pytest.approx(best_of(frame, **where))
+        assert row["floor_trace_ms"] == pytest.approx(best_of(frame, "floor_trace_ms", **where))
+    ratios = [
+        best_of(frame, system="lru", **cell) / macro(frame, "tpot_ms", system="specter_plus", **cell)
+        for model in ("deepseek_v2_lite", "phi3_5_moe") for tier in TIERS for sampling in SAMPLINGS
+        for cell in [{"model": model, "budget": tier, "sampling": sampling}]
+    ]  # fmt: skip
+    assert f"LRU {min(ratios):.2f} to {max(ratios):.2f} (mean {fmean(ratios):.2f})" in residual.finding(frames)
+
+
+def test_the_ablation_divides_each_step_by_the_next() -> None:
+    frames = frames_of("residual_ablation")
+    where: dict[str, Any] = {"model": "deepseek_v2_lite", "budget": "high", "sampling": "greedy"}
+    row = one(TABLES["residual_ablation"].build(frames).frame, **where | {"model": "DeepSeek-V2-Lite"})
+    steps = ("lru", "lru_residual", "specter_deadline_residual", "specter_plus")
+    times = [best_of(frames["residual"], system=name, **where) for name in steps]
+    assert [row[name] for name in residual.STEPS.values()] == pytest.approx(times)
+    assert row["× residual"] == pytest.approx(times[0] / times[1])
+    assert row["× and speculation"] == pytest.approx(times[1] / times[2])
+    assert row["× and K by round"] == pytest.approx(times[2] / times[3])
+    assert row["× in all"] == pytest.approx(times[0] / times[3])
+
+
+def test_tables_of_residual_runs_keep_charged_rates_and_cards_apart() -> None:
+    bits = frames_of("payload_bits")
+    rows = TABLES["payload_bits"].build(bits).frame
+    assert set(rows["system"]) == {"LRU, residual", "Specter, deadline + retain, residual", "Specter+"}
+    where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
+    row, mine = one(rows, system="Specter+", **where), {"system": "specter_plus", **where}
+    assert row["TPOT (ms)"] == pytest.approx(macro(bits["payload_bits"], "tpot_ms", charged_bits=0.0, **mine))
+    assert row["at 7.2 bits (ms)"] == pytest.approx(macro(bits["payload_bits"], "tpot_ms", charged_bits=7.2, **mine))
+
+    fits = frames_of("everything_fits")
+    card = one(TABLES["everything_fits"].build(fits).frame, system="LRU", sampling="greedy")
+    times = [macro(fits["everything_fits"], "tpot_ms", system=name, sampling="greedy") for name in ("resident", "lru")]
+    assert card["resident / this"] == pytest.approx(times[0] / times[1])
 
 
 def test_acceptance_is_in_per_cent_beside_the_papers() -> None:
