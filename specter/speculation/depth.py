@@ -207,6 +207,9 @@ def _pass_ns(costs: CostModel, hardware: Hardware, tiles: int) -> int:
 
 
 def _expert_ns(costs: CostModel, hardware: Hardware) -> float:
-    """One more expert in a wave."""
+    """One more expert in a wave, with its decoding."""
     few, many = 4, 12
-    return (hardware.compute_ns(costs.experts(many)) - hardware.compute_ns(costs.experts(few))) / (many - few)
+    works = [(costs.experts(few), costs.experts(many))]
+    if costs.decodes:
+        works.append((costs.decode(few), costs.decode(many)))
+    return sum(hardware.compute_ns(more) - hardware.compute_ns(less) for less, more in works) / (many - few)
