@@ -24,8 +24,9 @@ CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 _NEW = 0.3  # weight of a new measurement in moving averages
 _MEMORY_ROWS = 64.0  # rows after which an expert's use counts 1/e
-_MEMORY_ROUNDS = 0.8  # weight of a round's acceptance one round later
-_PRIOR_ACCEPTANCE, _PRIOR_TRIALS = 0.9, 1.0  # at every position, until rounds have shown it
+_MEMORY_TOKENS = (12.0, 100.0)  # examined draft tokens after which an acceptance counts 1/e
+_PRIOR_ACCEPTANCE, _PRIOR_TOKENS = 0.9, (2.0, 4.0)  # until rounds have shown it
+_MOST_ACCEPTANCE = 0.999
 
 
 class Depth:
@@ -56,26 +57,28 @@ class Depth:
 
 
 class Acceptance:
-    """Running probability that a draft token is accepted, by position, given that those before it were."""
+    """Running probability that a draft token is accepted: the larger of a short and of a long memory's.
 
-    def __init__(self, max_len: int) -> None:
-        self._trials = np.zeros(max_len)
-        self._accepted = np.zeros(max_len)
+    Texts change between passages that the draft follows and others. A draft that is too long costs little, one that is
+    too short a whole round, so the estimate is the hopeful one. Positions differ too little for estimates of their own.
+    """
+
+    def __init__(self) -> None:
+        self._examined: NDArray[np.float64] = np.array(_PRIOR_TOKENS)
+        self._accepted: NDArray[np.float64] = self._examined * _PRIOR_ACCEPTANCE
+        self._keeps: NDArray[np.float64] = np.exp(-1 / np.array(_MEMORY_TOKENS))  # after one token
 
     def add(self, draft_len: int, accepted_len: int) -> None:
-        self._trials *= _MEMORY_ROUNDS
-        self._accepted *= _MEMORY_ROUNDS
-        self._accepted[:accepted_len] += 1
-        self._trials[: min(accepted_len + 1, draft_len)] += 1
+        num_examined = min(accepted_len + 1, draft_len)
+        keep = self._keeps**num_examined
+        self._examined = self._examined * keep + num_examined
+        self._accepted = self._accepted * keep + accepted_len
 
-    def expected_tokens(self) -> NDArray[np.float64]:
-        """Tokens that a round of K drafts is expected to commit, [max_len + 1].
-
-        A position's own share is shrunk towards the mean of all: few rounds reach the later ones.
-        """
-        mean = (self._accepted.sum() + _PRIOR_TRIALS * _PRIOR_ACCEPTANCE) / (self._trials.sum() + _PRIOR_TRIALS)
-        by_position = (self._accepted + _PRIOR_TRIALS * mean) / (self._trials + _PRIOR_TRIALS)
-        return 1 + np.concatenate(([0.0], np.cumsum(np.cumprod(by_position))))
+    def expected_tokens(self, lens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Tokens that rounds of these draft lengths are expected to commit."""
+        share = min(float((self._accepted / self._examined).max()), _MOST_ACCEPTANCE)
+        tokens: NDArray[np.float64] = (1 - share ** (lens + 1)) / (1 - share)
+        return tokens
 
 
 @dataclass(slots=True)
@@ -119,7 +122,7 @@ class AutoDepth(Depth):
         super().__init__(max_len)
         spec = costs.spec
         self._lens = np.array([k for k in CANDIDATES if k <= max_len])
-        self._acceptance = Acceptance(max_len)
+        self._acceptance = Acceptance()
         self._uses = np.zeros((spec.num_moe_layers, spec.num_experts))
         self._rows = np.zeros((spec.num_moe_layers, 1))
         self._growth = 0.9
@@ -145,7 +148,7 @@ class AutoDepth(Depth):
         overlap_ms = np.minimum(np.maximum(lens - 1, 0) * self._draft_ms, self._most_overlap_ms)
         link_ms = loads * self._copy_ms - overlap_ms
         round_ms = lens * self._draft_ms + np.maximum(verify_ms, link_ms)
-        per_token = (round_ms + self._rest_ms) / self._acceptance.expected_tokens()[lens]
+        per_token = (round_ms + self._rest_ms) / self._acceptance.expected_tokens(lens)
         best = int(per_token.argmin())
         # Slope of the union in `growth`; (1 - f)^n log(1 - f) is 0 where f is 0 or 1.
         finite = np.where(np.isfinite(log_misses), log_misses, 0.0)
@@ -182,7 +185,7 @@ class AutoDepth(Depth):
             error = record.union_mean * num_layers - forecast.union
             self._growth = float(np.clip(self._growth + _NEW * error / forecast.union_slope, 0.3, 1.3))
         self._loads_scale.add(num_loads, max(forecast.loads, 1.0))
-        self._verify_scale.add(record.compute_busy_ms - draft_ms * (record.draft_len > 0), forecast.verify_ms)
+        self._verify_scale.add(record.end_ms - record.draft_end_ms - record.stall_ms, forecast.verify_ms)
         if record.draft_len > 1 and record.link_busy_ms > draft_ms:
             self._learn_overlap(draft_ms * (1 - 1 / record.draft_len), draft_ms + record.link_busy_ms - round_ms)
         self._rest_ms += _NEW * (max(round_ms - forecast.round_ms, 0.0) - self._rest_ms)
@@ -209,7 +212,5 @@ def _pass_ns(costs: CostModel, hardware: Hardware, tiles: int) -> int:
 def _expert_ns(costs: CostModel, hardware: Hardware) -> float:
     """One more expert in a wave, with its decoding."""
     few, many = 4, 12
-    works = [(costs.experts(few), costs.experts(many))]
-    if costs.decodes:
-        works.append((costs.decode(few), costs.decode(many)))
-    return sum(hardware.compute_ns(more) - hardware.compute_ns(less) for less, more in works) / (many - few)
+    works = [costs.experts, costs.decode] if costs.decodes else [costs.experts]
+    return sum(hardware.compute_ns(work(many)) - hardware.compute_ns(work(few)) for work in works) / (many - few)
