@@ -3,6 +3,7 @@
 #   snakemake --cores 1 all                          scale laptop (the default)
 #   snakemake --cores 1 --config scale=paper -- all     another scale
 #   snakemake --cores 1 smoke                        every stage once, for CI
+#   snakemake --cores 1 check                        claims.yaml beside what was measured
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from snakemake.utils import min_version
 sys.path.insert(0, workflow.basedir)
 
 from harness import catalogue, plan, scales
+from harness.claims import load_claims, record_files, tidy_sources
 from harness.plotting import titles
 from specter.errors import SpecterError
 from specter.sources import code_digest
@@ -31,6 +33,7 @@ SCALES = [path.stem for path in sorted((scales.CONF / "scale").glob("*.yaml"))]
 
 try:
     SCALE = scales.load_scale(config.get("scale", "laptop"))
+    CLAIMS = load_claims()
 except SpecterError as error:
     raise WorkflowError(str(error)) from None
 
@@ -52,6 +55,7 @@ include: "rules/models.smk"
 include: "rules/runs.smk"
 include: "rules/paper.smk"
 include: "rules/device.smk"
+include: "rules/check.smk"
 
 
 localrules:

@@ -15,7 +15,9 @@ from specter.typed import load_typed
 
 CONF = Path("conf")
 # Tables that come from jobs of their own, and the experiment whose recordings or models these jobs use.
-PROBES = {"probe": "main", "fidelity": "main", "decomposition": "main", "transformers_offload": "main"}
+PROBES = {
+    "probe": "main", "fidelity": "main", "decomposition": "main", "transformers_offload": "main", "claims": "main",
+}  # fmt: skip
 Schema = TypeVar("Schema")
 
 

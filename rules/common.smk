@@ -74,6 +74,8 @@ def runs_of(scale, experiment, only_model=None):
 
 def probe_tables(scale, probe):
     """The tables of a probe: one of each model, or of each of its explained data sets."""
+    if probe == "claims":
+        return [f"results/{scale}/check.parquet"]
     models = scales.load_scale(scale).models_of(probe)
     if probe != "decomposition":
         return [f"results/{scale}/{probe}/{model}.parquet" for model in models]
@@ -86,6 +88,12 @@ def probe_tables(scale, probe):
 
 def tidied(scale, names):
     return [f"results/{scale}/tidy/{name}.parquet" for name in names]
+
+
+def checked_sources(scale):
+    """The tidy tables that claims read, as far as the scale makes them."""
+    size = scales.load_scale(scale)
+    return [name for name in tidy_sources(CLAIMS) if size.models_of(name)]
 
 
 def figure_study(wildcards):

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ("Snakefile", "rules", "captions", "profiles", "environment.yml", "specter", "harness", "baselines", "data")
+SHARED = (
+    "Snakefile", "claims.yaml", "rules", "captions", "profiles", "environment.yml", "specter", "harness", "baselines",
+    "data",
+)  # fmt: skip
 
 # Creates the files of `--out`, `out=`, `manifest=` and `rounds=`: a directory where the name has no suffix.
 PRETENDED_PYTHON = """#!/bin/sh
