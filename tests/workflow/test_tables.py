@@ -32,6 +32,7 @@ def run(system: str, dataset: str, index: int, tpot_ms: float) -> dict[str, obje
         "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite", "system": system,
         "speculative": speculative, "uses_budget": system != "resident", "budget": "high",
         "policy": "same_bytes", "fits_budget": True, "dataset": dataset,
+        "codec": "bf16", "charged_bits": 0.0, "is_auto": False,
         "sampling": "seeded", "temperature": 0.7, "hardware": "a100_40gb_pcie4", "k": 16 if speculative else 0,
         "input": index, "repeat": 0, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual",
         "distinct_4grams": 0.95, "experts_per_layer": 16.0,
