@@ -51,6 +51,9 @@ class OneStream:
         self._last_compute = (done,)
         return result, done
 
+    def decode(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, Event]:
+        return self.compute(work, run, after)
+
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> Event:
         done = self._inner.copy(num_bytes, run, after=(*after, *self._last_compute), label=label)
         self._last_copy = (done,)

@@ -23,8 +23,8 @@ from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
 from specter.models.cuda.arena import DeviceArena
 from specter.models.cuda.draft import DRAFT
+from specter.models.cuda.graph import Graph
 from specter.models.cuda.loaded_model import DTYPE, Int4Layer, LoadedModel
-from specter.models.cuda.passes import Graph
 from specter.models.cuda.target import TARGET
 from specter.models.routing import top_k
 from specter.models.spec import ModelSpec

@@ -19,10 +19,10 @@ from bench.report import MIN_REPEATS, Report, Row, Sample, StepBytes, device_ms,
 from bench.streaming import SHORT_PROMPT
 from specter.models.cuda.arena import open_arena
 from specter.models.cuda.draft import Draft, UnfusedDraft
+from specter.models.cuda.graph import Graph
 from specter.models.cuda.loaded_model import DTYPE, LoadedModel
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.no_gc import no_gc
-from specter.models.cuda.passes import Graph
 from specter.models.cuda.target import Target
 from specter.models.cuda.weights import GpuKVCache
 
@@ -69,7 +69,7 @@ class ResidentBench:
         self.spec, self.device = model.spec, budget.device
         spec, pdl = self.spec, self.device.type == "cuda"
         self.arena = open_arena(spec.num_moe_layers * spec.num_experts, model.codec, budget)
-        self.table = self.arena.fill(model.store, spec.num_moe_layers)
+        self.table = self.arena.fill(model.plain_store, spec.num_moe_layers)
         cache = GpuKVCache(spec, CAPACITY, DTYPE, self.device)
         slots = self.arena.flat.view(DTYPE)
         self.target = Target(model.weights, slots, cache, PROMPT_TOKENS, slot_table=self.table, pdl=pdl)

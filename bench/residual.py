@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,21 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bench.report import Report, Row, Sample, device_ms, host_ms, run_section
-from bench.residual_inputs import LayerData, Slots, Source
+from bench.report import Report, Row, Sample, host_ms, run_section
+from bench.residual_inputs import LayerData, Source, Timed
 from specter import provenance
 from specter.codecs.residual.decode import check_layer
 from specter.codecs.residual.encode import Encoded, encode_layer
-from specter.codecs.residual.layout import Header
 from specter.codecs.residual.resident import layout_of
 from specter.errors import SpecterError
 from specter.kernels.pinned_io import pinned_zeros
-from specter.kernels.residual import Decoder
-from specter.models.cuda.passes import Graph
 from specter.models.spec import ExpertId
 from specter.quantize.residual.convert import layer_report, summary
 from specter.quantize.residual.directory import expert_name
 
 GOAL_DECODE_US, GOAL_GB_PER_S, GOAL_ENCODE_S = 20.0, 105.0, 60.0  # DeepSeek-V2-Lite on an H200
-PER_LAUNCH = (1, 8, 16, 32)
-VARIANTS = tuple(itertools.product((2, 4, 8, 16), (64, 72, 80, None)))  # segments a program, registers
+PER_LAUNCH = (1, 2, 4, 8, 16, 32)
+VARIANTS = tuple(itertools.product((2, 4, 8, 16), (64, 72, 80)))  # segments a program, registers
 NUM_STAGES = 4  # staging buffers of the pipelined delivery
 NUM_TIMED = 32  # different experts in rotation
 
@@ -80,9 +77,9 @@ class ResidualBench:
             seconds.append(time.perf_counter() - start)
             peak_bytes = max(peak_bytes, torch.cuda.max_memory_allocated(self.device) - base)
             start = time.perf_counter()
-            headers = self._check(layer, data, encoded)
+            self._check(layer, data, encoded)
             check_s += time.perf_counter() - start
-            is_equal &= self._is_equal(data, encoded, headers)
+            is_equal &= self._is_equal(data, encoded)
             layers.append(layer_report(encoded, layout_of(data.codes)))
             if sum(kept.num_experts for kept, _ in self.kept) < NUM_TIMED:
                 self.kept.append((data, encoded))
@@ -111,10 +108,10 @@ class ResidualBench:
 
     def decode(self) -> None:
         """us per expert by experts a launch, and by the kernel's free choices."""
-        jobs, decoder, _slots = self._timed_jobs()
-        num_weights = decoder.layout.num_weights
-        for count in (count for count in PER_LAUNCH if count <= len(jobs)):
-            sample = self._decode_us(decoder, jobs, count)
+        timed = self._timed()
+        num_weights = timed.decoder.layout.num_weights
+        for count in (count for count in PER_LAUNCH if count <= timed.num_experts):
+            sample = timed.decode_us(timed.decoder, count)
             goal = GOAL_DECODE_US if count >= 16 else None
             rate = 2 * num_weights / sample.median / 1e3
             self.report.add(
@@ -123,46 +120,45 @@ class ResidualBench:
             self.report.summary[f"decode_us_{count}"] = sample.median
         tuned = {}
         for segments, registers in VARIANTS:
-            variant = replace(decoder, segments_per_program=segments, max_registers=registers)
-            tuned[f"{segments} segments, {registers} registers"] = self._decode_us(variant, jobs, len(jobs)).median
+            variant = replace(timed.decoder, segments=segments, max_registers=registers)
+            for count in {1, timed.num_experts}:
+                name = f"{segments} segments, {registers} registers, {count} a launch"
+                tuned[name] = timed.decode_us(variant, count).median
         self.report.facts["decode_us by kernel choices"] = tuned
 
     def deliver(self) -> None:
         """Experts from page-locked host memory: raw, as blobs, and as blobs decoded behind the copies."""
-        jobs, decoder, slots = self._timed_jobs()
-        blobs = [blob for _, encoded in self.kept for blob in encoded.blobs][: len(jobs)]
-        host = [pinned_zeros((len(blob),), torch.int32, self.device).copy_(blob) for blob in blobs]
-        raw_words = decoder.layout.num_weights // 2
-        raw = [pinned_zeros((raw_words,), torch.int32, self.device) for _ in range(8)]
-        stages = torch.zeros(NUM_STAGES, decoder.layout.raw_words, dtype=torch.int32, device=self.device)
-        staged = [
-            jobs[index : index + 1].index_fill(
-                1, torch.tensor([0], device=self.device), stages[index % NUM_STAGES].data_ptr()
-            )
-            for index in range(len(jobs))
-        ]
-        pipeline = Pipeline(stages)
+        timed = self._timed()
+        num_experts, decoder = timed.num_experts, timed.decoder
+        host = [pinned_zeros((blob.nbytes,), torch.uint8, self.device).copy_(blob) for blob in timed.blobs]
         expert_bytes = 2 * decoder.layout.num_weights
-        blob_bytes = sum(blob.nbytes for blob in blobs) / len(blobs)
+        raw = [pinned_zeros((expert_bytes,), torch.uint8, self.device) for _ in range(8)]
+        pipeline = Pipeline(
+            torch.zeros(NUM_STAGES, 4 * decoder.layout.raw_words, dtype=torch.uint8, device=self.device)
+        )
+        waves = [timed.wave([index], [index % NUM_STAGES], index) for index in range(num_experts)]
+
+        def deliver() -> None:
+            pipeline.deliver(host, lambda index, stages: timed.launch(decoder, waves[index], stages))
+
+        blob_bytes = sum(blob.nbytes for blob in host) / num_experts
         ways: dict[str, tuple[Callable[[], None], float]] = {
-            "copy raw bf16": (lambda: pipeline.copy([raw[i % 8] for i in range(len(jobs))]), expert_bytes),
+            "copy raw bf16": (lambda: pipeline.copy([raw[i % 8] for i in range(num_experts)]), expert_bytes),
             "copy blobs": (lambda: pipeline.copy(host), blob_bytes),
-            "copy and decode blobs": (lambda: pipeline.deliver(host, decoder, staged), blob_bytes),
+            "copy and decode blobs": (deliver, blob_bytes),
         }
         for name, (run, link_bytes) in ways.items():
             ms = host_ms(run, repeats=7)
-            us = Sample(tuple(1e3 * value / len(jobs) for value in ms.values))
+            us = Sample(tuple(1e3 * value / num_experts for value in ms.values))
             rates = Sample(tuple(expert_bytes / value / 1e3 for value in us.values))
             goal = GOAL_GB_PER_S if name == "copy and decode blobs" else None
             note = f"{us.median:.1f} us/expert, link {link_bytes / us.median / 1e3:.1f} GB/s"
             self.report.add(Row(f"{name}, bf16 delivered", "GB/s", rates, goal=goal, is_rate=True, note=note))
         self.report.summary["delivered_gb_per_s"] = rates.median
-        slots.memory.zero_()
-        pipeline.deliver(host, decoder, staged)
+        timed.places.zero_()
+        deliver()
         torch.cuda.synchronize()
-        experts = [(data, expert) for data, _ in self.kept for expert in range(data.num_experts)][: len(jobs)]
-        is_equal = all(slots.equal(slot, data, expert) for slot, (data, expert) in enumerate(experts))
-        self.report.summary["delivered_bit_equal"] = is_equal
+        self.report.summary["delivered_bit_equal"] = timed.is_equal()
 
     def _reset_peak(self) -> int:
         torch.cuda.synchronize()
@@ -170,51 +166,23 @@ class ResidualBench:
         torch.cuda.reset_peak_memory_stats(self.device)
         return torch.cuda.memory_allocated(self.device)
 
-    def _check(self, layer: int, data: LayerData, encoded: Encoded) -> list[Header]:
+    def _check(self, layer: int, data: LayerData, encoded: Encoded) -> None:
         names = [expert_name(ExpertId(layer, expert)) for expert in range(data.num_experts)]
-        return check_layer(encoded.blobs, data.codes, names)
+        check_layer(encoded.blobs, data.codes, names)
 
-    def _is_equal(self, data: LayerData, encoded: Encoded, headers: list[Header]) -> bool:
-        decoder = Decoder(layout_of(data.codes), encoded.windows)
-        slots = Slots.empty(data.num_experts, decoder.layout, self.device)
-        jobs = [
-            decoder.job(blob, headers[expert], slots.matrices(expert), data.codes_of(expert))
-            for expert, blob in enumerate(encoded.blobs)
-        ]
-        decoder.launch(torch.tensor(jobs, device=self.device))
-        return all(slots.equal(expert, data, expert) for expert in range(data.num_experts))
+    def _is_equal(self, data: LayerData, encoded: Encoded) -> bool:
+        timed = Timed.of([(data, encoded)], data.num_experts)
+        experts = range(data.num_experts)
+        timed.launch(timed.decoder, timed.wave(experts, experts, 0), timed.slots)
+        return timed.is_equal()
 
-    def _timed_jobs(self) -> tuple[Tensor, Decoder, Slots]:
-        """A job for each of NUM_TIMED experts, all with the first layer's windows."""
-        data, encoded = self.kept[0]
-        decoder = Decoder(layout_of(data.codes), encoded.windows)
-        again = [(data, encoded)]
-        for other, of_other in self.kept[1:]:
-            fits = of_other.windows == encoded.windows
-            again.append((other, of_other if fits else encode_layer(other.weights, other.codes, encoded.windows)))
-        self.kept = again
-        slots = Slots.empty(NUM_TIMED, decoder.layout, self.device)
-        jobs = []
-        for slot, (one, of_one, expert) in enumerate(itertools.islice(self._experts(), NUM_TIMED)):
-            blob, codes = of_one.blobs[expert], one.codes_of(expert)
-            jobs.append(decoder.job(blob, Header.unpack(blob, f"slot {slot}"), slots.matrices(slot), codes))
-        return torch.tensor(jobs, device=self.device), decoder, slots
-
-    def _experts(self) -> Iterator[tuple[LayerData, Encoded, int]]:
-        for data, encoded in self.kept:
-            for expert in range(data.num_experts):
-                yield data, encoded, expert
-
-    def _decode_us(self, decoder: Decoder, jobs: Tensor, count: int) -> Sample:
-        tables = [table.contiguous() for table in jobs.split(count)]
-
-        def launch_all() -> None:
-            for table in tables:
-                decoder.launch(table)
-
-        graph = Graph(launch_all)
-        sample = device_ms(lambda _: graph.replay(), repeats=7, per_repeat=5)
-        return Sample(tuple(1e3 * value / len(jobs) for value in sample.values))
+    def _timed(self) -> Timed:
+        """NUM_TIMED experts as one layer, all with the first layer's windows."""
+        windows = self.kept[0][1].windows
+        for index, (data, encoded) in enumerate(self.kept):
+            if encoded.windows != windows:
+                self.kept[index] = data, encode_layer(data.weights, data.codes, windows)
+        return Timed.of(self.kept, NUM_TIMED)
 
 
 class Pipeline:
@@ -229,10 +197,10 @@ class Pipeline:
             for index, payload in enumerate(payloads):
                 self._stages[index % len(self._stages), : len(payload)].copy_(payload, non_blocking=True)
 
-    def deliver(self, payloads: list[Tensor], decoder: Decoder, jobs: list[Tensor]) -> None:
-        """Payload i is decoded by job i, which reads stage i modulo their number."""
+    def deliver(self, payloads: list[Tensor], decode: Callable[[int, Tensor], None]) -> None:
+        """Payload i goes to stage i modulo their number, and `decode(i, stages)` follows."""
         free: list[torch.cuda.Event | None] = [None] * len(self._stages)
-        for index, (payload, job) in enumerate(zip(payloads, jobs, strict=True)):
+        for index, payload in enumerate(payloads):
             stage = index % len(self._stages)
             with torch.cuda.stream(self._link):
                 if (event := free[stage]) is not None:
@@ -241,7 +209,7 @@ class Pipeline:
                 arrived = self._link.record_event()
             with torch.cuda.stream(self._compute):
                 self._compute.wait_event(arrived)
-                decoder.launch(job)
+                decode(index, self._stages)
                 free[stage] = self._compute.record_event()
 
 

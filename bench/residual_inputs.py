@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bench.report import Sample, device_ms
 from specter.codecs.int4 import Int4Experts
-from specter.codecs.residual.layout import Layout
+from specter.codecs.residual.encode import Encoded
 from specter.codecs.residual.resident import ResidentCodes
+from specter.codecs.residual.windows import Windows
 from specter.errors import SpecterError
+from specter.kernels.residual import SlotMemory, WaveDecoder, wave_row
 from specter.models.checkpoint import Checkpoint
+from specter.models.cuda.graph import Graph
 from specter.models.full_size import FULL_SIZE
 from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.quantize.gptq_format import read_directory
@@ -33,9 +38,6 @@ class LayerData:
     @property
     def num_experts(self) -> int:
         return len(self.weights[0])
-
-    def codes_of(self, expert: int) -> list[ResidentCodes]:
-        return [part[expert] for part in self.codes]
 
 
 class Source:
@@ -75,21 +77,68 @@ def _rtn_codes(weights: Tensor, sym: bool) -> ResidentCodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
-    """Room for decoded experts, bf16 [n, weights]."""
+class Timed:
+    """Experts of one or more layers as if they were one layer's, with blobs in slots of their own."""
 
-    memory: Tensor
-    layout: Layout
+    decoder: WaveDecoder
+    windows: Windows
+    blobs: list[Tensor]  # uint8
+    slots: Tensor  # uint8 [n, bytes]
+    places: Tensor  # bf16 [n, weights]: staging area
+    originals: list[list[Tensor]]  # by expert
 
     @classmethod
-    def empty(cls, num_slots: int, layout: Layout, device: torch.device) -> Slots:
-        return cls(torch.zeros(num_slots, layout.num_weights, dtype=torch.bfloat16, device=device), layout)
+    def of(cls, layers: Sequence[tuple[LayerData, Encoded]], num_experts: int) -> Timed:
+        """The first `num_experts` of these layers, whose windows are alike."""
+        blobs = [blob.view(torch.uint8) for _, encoded in layers for blob in encoded.blobs][:num_experts]
+        first, device = layers[0][0].codes, blobs[0].device
+        codes = [
+            ResidentCodes(
+                torch.cat([data.codes[index].words for data, _ in layers]),
+                torch.cat([data.codes[index].params for data, _ in layers]),
+                first[index].scale_dtype,
+            )
+            for index in range(len(first))
+        ]
+        decoder, windows = WaveDecoder(codes), layers[0][1].windows
+        slots = torch.zeros(len(blobs), max(map(len, blobs)), dtype=torch.uint8, device=device)
+        for slot, blob in zip(slots, blobs, strict=True):
+            slot[: len(blob)] = blob
+        places = torch.zeros(len(blobs), decoder.layout.num_weights, dtype=torch.bfloat16, device=device)
+        originals = [
+            [part[expert] for part in data.weights] for data, _ in layers for expert in range(data.num_experts)
+        ]
+        return cls(decoder, windows, blobs, slots, places, originals[: len(blobs)])
 
-    def matrices(self, slot: int) -> list[Tensor]:
-        sizes = [matrix.num_weights for matrix in self.layout.matrices]
-        parts = zip(self.memory[slot].split(sizes), self.layout.matrices, strict=True)
-        return [part.view(matrix.rows, matrix.columns) for part, matrix in parts]
+    @property
+    def num_experts(self) -> int:
+        return len(self.blobs)
 
-    def equal(self, slot: int, data: LayerData, expert: int) -> bool:
-        pairs = zip(self.matrices(slot), data.weights, strict=True)
-        return all(torch.equal(one.view(torch.int16), all_[expert].view(torch.int16)) for one, all_ in pairs)
+    def wave(self, experts: Sequence[int], slots: Sequence[int], first_place: int) -> Tensor:
+        row = wave_row(self.windows, first_place, experts, slots, len(experts))
+        return torch.tensor(row, dtype=torch.int32, device=self.slots.device)
+
+    def launch(self, decoder: WaveDecoder, wave: Tensor, slots: Tensor) -> None:
+        num_experts = (len(wave) - 3) // 2
+        memory = SlotMemory.whole(slots, self.num_experts)
+        decoder.launch(wave, memory, self.places, two_sided=self.windows.two_sided, num_experts=num_experts)
+
+    def decode_us(self, decoder: WaveDecoder, count: int) -> Sample:
+        """us per expert where `count` are decoded a launch."""
+        parts = [range(first, min(first + count, self.num_experts)) for first in range(0, self.num_experts, count)]
+        waves = [self.wave(part, part, part.start) for part in parts]
+
+        def launch_all() -> None:
+            for wave in waves:
+                self.launch(decoder, wave, self.slots)
+
+        graph = Graph(launch_all)
+        sample = device_ms(lambda _: graph.replay(), repeats=7, per_repeat=5)
+        return sample.scaled(1e3 / self.num_experts)
+
+    def is_equal(self) -> bool:
+        """Whether the places hold the originals, bit for bit."""
+        return all(
+            torch.equal(place.view(torch.int16), torch.cat([part.reshape(-1) for part in parts]).view(torch.int16))
+            for place, parts in zip(self.places, self.originals, strict=True)
+        )

@@ -39,7 +39,7 @@ class StreamingBench:
         self.short_logits: torch.Tensor | None = None  # fp32 [V], after the first 16 tokens of the first prompt
 
     def loading(self) -> None:
-        load, layer_bytes = self.model.load, self.model.store.layer_bytes
+        load, layer_bytes = self.model.load, self.model.plain_store.layer_bytes
         rates = Sample(load.layer_s).rate(layer_bytes / 1e9)
         note = f"per layer; all {load.num_bytes / 1e9:.1f} GB: {load.gb_per_s:.2f} GB/s"
         note += "" if load.is_pinned else "; NOT page-locked"
@@ -50,7 +50,7 @@ class StreamingBench:
     def rates(self) -> None:
         note = f"read + written; floors use {HBM_BYTES_PER_S / 1e12} TB/s"
         self.report.add(Row("device memory, copy", "TB/s", copy_tb_per_s(self.device), note=note))
-        store = self.model.store
+        store = self.model.plain_store
         arena = open_arena(2 * store.num_experts, self.model.codec, self.budget)
 
         def copy(index: int) -> None:
@@ -61,10 +61,11 @@ class StreamingBench:
         self.link_bytes_per_s = link.median * 1e9
 
     def prefill(self) -> None:
-        store = self.model.store
+        store = self.model.plain_store
         options = RunnerOptions(2 * store.num_experts, KV_CAPACITY, max_rows=LONG_PROMPT)
         runner = ModelRunner(self.model, self.budget, options)
         timeline = CudaTimeline(self.device)
+        assert isinstance(runner.arena, DeviceArena)
         stream = LayerStream(store, runner.arena, timeline)
         text = [token for prompt in self.prompts for token in prompt]
         floor = store.num_bytes / self.link_bytes_per_s * 1e3
@@ -114,7 +115,7 @@ def copy_tb_per_s(device: torch.device) -> Sample:
 
 def link_rows(model: LoadedModel, budget: DeviceBudget) -> list[Row]:
     """Plain pinned copies, expert by expert and a whole layer at once, and the host's time per call."""
-    store = model.store
+    store = model.plain_store
     arena = open_arena(store.num_experts, model.codec, budget)
     move = make_mover(arena, store)
     single = device_ms(lambda index: move(_expert(store, index), index % 2), per_repeat=100)

@@ -85,6 +85,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.lookahead = LookaheadBuffer(self._num_moe_layers, self.model.num_experts)
         self._draft_seen = 0  # positions in an own draft's KV
+        self._staged: tuple[list[Event], list[Event]] = [], []  # last uses of the halves of the staging area
         self._is_interrupted = False
         self._unrecorded: _Round | None = None
 
@@ -252,9 +253,11 @@ class Engine:
         if not costs.decodes:
             _, read = compute(work, partial(target.run_experts, layer, experts, wave.indices), after=wave.after)
         else:
-            decode = partial(target.decode, layer, experts, wave.indices)
-            _, read = compute(costs.decode(len(experts)), decode, after=wave.after)
-            compute(work, partial(target.run_experts, layer, experts, range(len(experts))))
+            # The staging area's halves in turn: one is decoded to while the other is read.
+            decode, after = partial(target.decode, layer, experts, wave.indices), [*wave.after, *self._staged[0]]
+            _, read = self.timeline.decode(costs.decode(len(experts)), decode, after)
+            _, ran = compute(work, partial(target.run_experts, layer, experts, range(len(experts))), after=(read,))
+            self._staged = self._staged[1], [ran]
         self.cache.release(wave, read)
 
     def _wait(self, event: Event) -> None:

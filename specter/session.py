@@ -96,7 +96,7 @@ def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Back
     quotas = layer_quotas(run.num_slots, spec.num_moe_layers)
     pool = Pool(quotas, spec.num_experts, costs.payload_bytes, system.num_staging)
     eviction = EVICTIONS[system.eviction](pool)
-    cache = ExpertCache(Residency(run.num_slots), eviction, transfer, costs.num_staged or None)
+    cache = ExpertCache(Residency(run.num_slots), eviction, transfer, costs.num_staged // 2 or None)
     if system.holds_all or (costs.decodes and run.num_slots == spec.num_moe_layers * spec.num_experts):
         cache.place([ExpertId(m, e) for m in range(spec.num_moe_layers) for e in range(spec.num_experts)])
     return Engine(

@@ -110,7 +110,7 @@ class Runs:
         for run in planned:
             if run.plain_key not in plain:
                 budget = replace(run.config.budget, policy="same_experts")
-                config = replace(run.config, system=LRU, budget=budget, k=1, repeat=0, trace=False)
+                config = replace(run.config, system=LRU, codec=None, budget=budget, k=1, repeat=0, trace=False)
                 config = replace(config, execution=ExecutionConfig())
                 plain[run.plain_key] = Run.of(config, tokenizer, root)
         return cls(planned, plain)
@@ -131,16 +131,17 @@ def slots_of(config: RunConfig) -> tuple[int, bool]:
 
 
 def measure(runs: Runs, load: Callable[[RunConfig], Runner], notes: Notes, title: str) -> int:
-    """Runs all that is not finished, and returns how many: first plain decoding, which needs no draft on the device.
+    """Runs all that is not finished, and returns how many: first plain decoding of 16-bit experts, which needs no draft
+    on the device; last what runs on residual experts.
 
     Args:
         load: loads the model for runs like this one.
         notes: of the machine, for the records.
     """
     unfinished = [run for run in runs.each if not run.is_finished]
-    for speculative in (False, True):
+    for kind in sorted({_loaded_as(run.config) for run in unfinished}):
         fitting = []
-        for run in (run for run in unfinished if run.config.system.speculative == speculative):
+        for run in (run for run in unfinished if _loaded_as(run.config) == kind):
             slots, fits = slots_of(run.config)
             if fits:
                 fitting.append(run)
@@ -150,6 +151,11 @@ def measure(runs: Runs, load: Callable[[RunConfig], Runner], notes: Notes, title
             _measure_loaded(fitting, runs.plain, load, notes, title)
             gc.collect()  # frees this model before the one with the draft is loaded
     return len(unfinished)
+
+
+def _loaded_as(config: RunConfig) -> tuple[bool, bool]:
+    """What decides the model that a run needs: whether experts are blobs, and whether it drafts."""
+    return config.decodes, config.decodes or config.system.speculative
 
 
 def _measure_loaded(

@@ -18,6 +18,18 @@ def stride_bytes(codec: RawCodec) -> int:
     return -(-codec.payload_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
 
 
+def poisoned(num_slots: int, slot_bytes: int, device: torch.device | str) -> Tensor:
+    """Memory for slots, uint8 [num_slots, slot_bytes], all bits set. Raises SpecterError: it cannot be allocated."""
+    try:
+        return torch.full((num_slots, slot_bytes), _POISON, dtype=torch.uint8, device=device)
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        raise SpecterError(
+            f"{num_slots} slots of {slot_bytes} bytes cannot be allocated on {device}: "
+            f"{str(error).partition(chr(10))[0]}",
+            "choose a smaller budget: budget=low, or budget.experts_per_layer=...",
+        ) from None
+
+
 class SlotArena:
     """`num_slots` slots, filled with NaN until written, so that a residency bug shows.
 
@@ -31,14 +43,7 @@ class SlotArena:
     def __init__(self, num_slots: int, codec: RawCodec, device: torch.device | str = "cpu") -> None:
         self.num_slots = num_slots
         self.codec = codec
-        try:
-            self._bytes = torch.full((num_slots, stride_bytes(codec)), _POISON, dtype=torch.uint8, device=device)
-        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            raise SpecterError(
-                f"{num_slots} slots of {codec.payload_bytes} bytes cannot be allocated on {device}: "
-                f"{str(error).partition(chr(10))[0]}",
-                "choose a smaller budget: budget=low, or budget.experts_per_layer=...",
-            ) from None
+        self._bytes = poisoned(num_slots, stride_bytes(codec), device)
         self._payloads = self._bytes[:, : codec.payload_bytes].unbind(0)  # slicing at every copy costs more
         self.gate_up, self.down = codec.views(self._bytes)
         self.gate_up_t: tuple[Tensor, ...] = self.gate_up.transpose(1, 2).unbind(0)

@@ -77,6 +77,20 @@ class PackedExperts:
             self.gate_up[layer, :, rows], self.gate_up_params[layer, :, rows] = pack_matrices(part)
         self.down[layer], self.down_params[layer] = pack_matrices(down)
 
+    def layer(self, layer: int) -> list[ResidentCodes]:
+        """gate_up [E, 2F, D] and down [E, D, F] of one MoE layer, as the residual codec reads them; views."""
+        return [
+            ResidentCodes(self.gate_up[layer], self.gate_up_params[layer]),
+            ResidentCodes(self.down[layer], self.down_params[layer]),
+        ]
+
+    def layers(self) -> list[ResidentCodes]:
+        """All layers as if they were one: row layer * E + expert; views."""
+        return [
+            ResidentCodes(self.gate_up.flatten(0, 1), self.gate_up_params.flatten(0, 1)),
+            ResidentCodes(self.down.flatten(0, 1), self.down_params.flatten(0, 1)),
+        ]
+
 
 @triton.jit
 def _load_octets(octets, scales, at, OCTETS: tl.constexpr):

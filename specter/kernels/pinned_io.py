@@ -68,6 +68,11 @@ class PinnedRing:
         row[places] = values
         self._num_written += 1
 
+    def write_row(self, values: Sequence[int]) -> None:
+        """Writes the host's next row, whole."""
+        self._host[self._num_written % len(self._host)] = values
+        self._num_written += 1
+
     def restart(self) -> None:
         """Discards all rows on both sides. Synchronizes the device."""
         self._next_row.zero_()

@@ -1,16 +1,20 @@
-"""Decodes residual experts (see docs/codec.md): blobs and resident INT4 codes to BF16, many experts a launch.
+"""Decodes a wave of residual experts from slots into a staging area (see docs/codec.md): what a pass launches.
 
-    job int64 [8]: addresses of blob; gate_up out, words, params; down out, words, params; 1 if the blob is raw
-    out bf16 [rows, columns] per matrix, anywhere on a multiple of 16 bytes: a staging slot
+    wave    int32 [3 + 2 n]: number of experts, reach of their windows in 16ths, first place, the experts, their slots
+    slots   uint8 [num_slots, slot_bytes]: a slot begins with a blob, of which it may hold only the first bytes
+    tails   uint8: of each longer blob what is beyond the slot, from the start of the block that straddles its end
+    staging bf16 [n, values]: the wave's expert i is written to row first place + i, gate_up [2F, D], then down [D, F]
     bytes per weight: residual about 0.9, codes 1/2 + 4/group, out 2
 
-A program is one warp and decodes a few segments of 512 weights, one after the other. All tensors have one dimension, so
-that table look-ups become exchanges within the warp (two-dimensional ones took twice as long). Lane l holds octets l
-and l + 32 of a segment. A weight is rebuilt by one multiplication: with x its level word (see `level_words`),
-(number * multiplier + x) >> 16 are its bits. The multiplier is -2^16, or 2^31 - 2^15 for level k = 0, whose number
-holds the sign in its lowest bit.
+The wave lies on the device, so that a graph can decode any wave up to its size. A program is one warp and decodes a
+piece: a few segments of 512 weights, one after the other. (A fixed grid of programs that take turns over all pieces
+took 25 instead of 19 us per expert on an H200.) All tensors have one dimension, so that table look-ups become exchanges
+within the warp (two-dimensional ones took twice as long). Lane l holds octets l and l + 32 of a segment. A weight is
+rebuilt by one multiplication: with x its level word (see `level_words`), (number * multiplier + x) >> 16 are its bits.
+The multiplier is -2^16, or 2^31 - 2^15 for level k = 0, whose number holds the sign in its lowest bit.
 
-Integer work is the bound, not memory. Blobs must have been checked (`specter.codecs.residual.decode.check_layer`).
+Integer work is the bound, not memory. Blobs must have been checked (`specter.codecs.residual.decode.check_layer`). A
+slot without a blob decodes to NaN, so that its use shows.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -19,15 +23,15 @@ Integer work is the bound, not memory. Blobs must have been checked (`specter.co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter.codecs.residual.layout import Header, Kind, Layout
-from specter.codecs.residual.resident import SCALE_DTYPES, ResidentCodes
+from specter.codecs.residual.layout import MAGIC, Layout
+from specter.codecs.residual.resident import SCALE_DTYPES, ResidentCodes, layout_of
 from specter.codecs.residual.sizes import BLOCK_SEGMENTS, SEGMENT
 from specter.codecs.residual.windows import Windows
 from specter.errors import SpecterError
@@ -44,10 +48,8 @@ from specter.kernels.residual_parts import (
     window64,
 )
 
-JOB_WORDS = 8
-_SEGMENTS = 4  # per program; divides 16
+_SEGMENTS = 4  # of a piece; divides 16
 _MAX_REGISTERS = 64
-_ALIGN_BYTES = 16
 
 
 @triton.jit
@@ -130,141 +132,140 @@ def _segment(
 @triton.jit
 def _apply_patches(patches, begin, end, out, first, SEGMENTS: tl.constexpr):
     """Overwrites the patched weights of the segments `first`.. of a block; `out` is the block's."""
-    if end > begin:
-        tl.debug_barrier()  # other lanes stored these weights
-        values = out.to(tl.pointer_type(tl.int16))
-        for start in range(begin, end, 64):
-            at = start + tl.arange(0, 64)
-            patch = tl.load(patches + at, mask=at < end, other=0)
-            place = (patch >> 16) & 0x1FFF
-            mine = (at < end) & (place // 512 >= first) & (place // 512 < first + SEGMENTS)
-            tl.store(values + place, (patch << 16 >> 16).to(tl.int16), mask=mine)
+    tl.debug_barrier()  # other lanes stored these weights
+    values = out.to(tl.pointer_type(tl.int16))
+    for start in range(begin, end, 64):
+        at = start + tl.arange(0, 64)
+        patch = tl.load(patches + at, mask=at < end, other=0)
+        place = (patch >> 16) & 0x1FFF
+        mine = (at < end) & (place // 512 >= first) & (place // 512 < first + SEGMENTS)
+        tl.store(values + place, (patch << 16 >> 16).to(tl.int16), mask=mine)
 
 
 @triton.jit
-def _copy_raw(source, out, segment, num, RAGGED: tl.constexpr):
-    at = segment * 256 + tl.arange(0, 256)
-    if RAGGED:
-        tl.store(out + at, tl.load(source + at, mask=at < num // 2), mask=at < num // 2)
-    else:
-        tl.store(out + at, tl.load(source + at))
+def _where(condition, pointer, other):
+    return tl.where(condition, pointer.to(tl.int64), other.to(tl.int64)).to(tl.pointer_type(tl.int32))
 
 
-@triton.jit
-def _pointer(job, index):
-    return tl.load(job + index).to(tl.pointer_type(tl.int32))
-
-
-@triton.jit
-def _aligned_pointer(job):
-    """Says that the address is a multiple of 16, for stores of 16 bytes; on a call's result the hint would be lost."""
-    return tl.multiple_of(tl.load(job).to(tl.pointer_type(tl.int32)), 16)
-
-
-@triton.jit(do_not_specialize=["first_program", "num_programs0", "blocks0", "num0", "num1"])
-def _decode(
-    jobs, first_program, num_programs0, blocks0, num0, num1, stream_offset, reach, edge, GROUP: tl.constexpr,
-    RAGGED: tl.constexpr, SEGMENTS: tl.constexpr, TWO_SIDED: tl.constexpr, BF16: tl.constexpr,
+@triton.jit(do_not_specialize=["first_piece", "pieces0", "blocks0", "num0", "num1", "limit"])
+def _decode_wave(
+    wave, slots, tails, beyond, staging, words0, params0, words1, params1, slot_words, slot_stride, staging_stride,
+    first_piece, pieces0, blocks0, num0, num1, limit, stream_offset, GROUP: tl.constexpr, RAGGED: tl.constexpr,
+    SEGMENTS: tl.constexpr, TWO_SIDED: tl.constexpr, BF16: tl.constexpr, MAGIC: tl.constexpr,
 ):  # fmt: skip
-    """Programs from `first_program` on; the first `num_programs0` belong to gate_up, the others to down."""
-    program = tl.program_id(0) + first_program
-    is_second = program >= num_programs0
-    program -= tl.where(is_second, num_programs0, 0)
-    num = tl.where(is_second, num1, num0)  # weights of the matrix
-    job = jobs + tl.program_id(1).to(tl.int64) * 8
-    blob = _pointer(job, 0)
-    job += tl.where(is_second, 4, 1)
-    out = _aligned_pointer(job)
-    first = program * SEGMENTS
-    last = tl.minimum(first + SEGMENTS, (num + 511) // 512)
-    if tl.load(jobs + tl.program_id(1).to(tl.int64) * 8 + 7) != 0:
-        for segment in range(first, last):
-            _copy_raw(blob + 16 + tl.where(is_second, num0, 0) // 2, out, segment, num, RAGGED)
-    else:
-        words, params = _pointer(job, 1), _pointer(job, 2)
-        block = first // 16
-        entry = blob + 16 + (tl.where(is_second, blocks0, 0) + block) * 10
-        stream = blob + stream_offset + tl.load(entry)
-        for segment in range(first, last):
-            _segment(entry, stream, out, words, params, segment, num, reach, edge, GROUP, RAGGED, TWO_SIDED, BF16)
-        patches = blob + tl.load(blob + 4)
-        _apply_patches(patches, tl.load(entry + 1), tl.load(entry + 11), out + block * 4096, first % 16, SEGMENTS)
+    """Pieces `first_piece`… of the wave's experts; the first `pieces0` of an expert belong to gate_up."""
+    place = tl.program_id(1)
+    if place < tl.load(wave):
+        piece = tl.program_id(0) + first_piece
+        expert = tl.load(wave + 3 + place).to(tl.int64)
+        blob = slots + tl.load(wave + 3 + limit + place).to(tl.int64) * slot_stride
+        tail = tails + tl.load(beyond + expert)  # word w of the blob is tail + w, where it is beyond the slot
+        is_second = piece >= pieces0
+        piece -= tl.where(is_second, pieces0, 0)
+        num = tl.where(is_second, num1, num0)  # weights of the matrix
+        begin = tl.where(is_second, num0 // 2, 0)  # int32 words of the expert before it
+        out = staging + (tl.load(wave + 2) + place).to(tl.int64) * staging_stride + begin
+        out = tl.multiple_of(out, 16)
+        first = piece * SEGMENTS
+        last = tl.minimum(first + SEGMENTS, (num + 511) // 512)
+        is_blob = tl.load(blob) == MAGIC
+        if (not is_blob) or ((tl.load(blob + 1) >> 8) & 1) != 0:
+            for segment in range(first, last):
+                at = segment * 256 + tl.arange(0, 256)
+                end = begin + tl.minimum(segment * 256 + 256, num // 2)
+                source = _where(16 + end <= slot_words, blob, tail) + 16 + begin
+                values = tl.load(source + at, mask=is_blob & (at < num // 2), other=-1)
+                tl.store(out + at, values, mask=at < num // 2)
+        else:
+            reach = tl.load(wave + 1).to(tl.float32) * 0.0625
+            words = _where(is_second, words1, words0) + expert * (num // 8)
+            params = _where(is_second, params1, params0) + expert * (num // GROUP)
+            block = first // 16
+            entry = blob + 16 + (tl.where(is_second, blocks0, 0) + block) * 10
+            stream = _where(stream_offset + tl.load(entry + 10) <= slot_words, blob, tail)
+            stream += stream_offset + tl.load(entry)
+            for segment in range(first, last):
+                _segment(
+                    entry, stream, out, words, params, segment, num, reach, tl.maximum(reach, 0.5625), GROUP, RAGGED,
+                    TWO_SIDED, BF16,
+                )  # fmt: skip
+            begin, end = tl.load(entry + 1), tl.load(entry + 11)
+            if end > begin:
+                first_patch = tl.load(blob + 4)
+                patches = _where(first_patch + end <= slot_words, blob, tail) + first_patch
+                _apply_patches(patches, begin, end, out + block * 4096, first % 16, SEGMENTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
-    """Decodes experts of one layout whose blobs share their windows: those of one layer."""
+class WaveDecoder:
+    """Decodes experts whose codes are rows of the same tensors: those of one layer, or of all layers.
 
-    layout: Layout
-    windows: Windows
-    scale_dtype: torch.dtype = torch.float16
-    segments_per_program: int = _SEGMENTS
+    Args:
+        codes: gate_up [N, 2F, D] and down [N, D, F].
+        segments: of a piece. max_registers: per thread.
+    Raises SpecterError: a layout that the kernel does not serve.
+    """
+
+    codes: Sequence[ResidentCodes]
+    segments: int = _SEGMENTS
     max_registers: int | None = _MAX_REGISTERS
+    layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises SpecterError for a layout that the kernel does not serve."""
-        if len(self.layout.matrices) != 2 or self.scale_dtype not in SCALE_DTYPES:
+        object.__setattr__(self, "layout", layout_of(self.codes))
+        if len(self.codes) != 2 or any(part.scale_dtype not in SCALE_DTYPES for part in self.codes):
             raise SpecterError("the decoder takes gate_up and down with fp16 or bf16 scales", "use the torch decoder")
-        if BLOCK_SEGMENTS % self.segments_per_program:
-            raise ValueError(f"segments_per_program={self.segments_per_program} does not divide {BLOCK_SEGMENTS}")
+        if BLOCK_SEGMENTS % self.segments:
+            raise ValueError(f"segments={self.segments} does not divide {BLOCK_SEGMENTS}")
 
-    def job(
-        self, blob: Tensor, header: Header, out: Sequence[Tensor], codes: Sequence[ResidentCodes]
-    ) -> tuple[int, ...]:
-        """One row of a job table. The tensors must stay where they are until the launch has run.
+    def launch(self, wave: Tensor, slots: SlotMemory, staging: Tensor, *, two_sided: bool, num_experts: int) -> None:
+        """Decodes a wave of at most `num_experts` experts (see `wave_row`), into the current stream.
+
+        Programs for experts that the wave lacks end at once.
 
         Args:
-            blob: int32 [n]. header: what `check_layer` returned for it. out: bf16 matrices, contiguous.
-            codes: of this expert.
-
-        Raises:
-            SpecterError: a tensor of another shape, type or alignment, or a blob with other windows.
+            wave: int32, on the device.
+            staging: bf16 [places, >= values of an expert].
+            two_sided: of the wave's windows.
         """
-        if header.layout_digest != self.layout.digest or (
-            header.kind is Kind.RESIDUAL and header.windows != self.windows
-        ):
-            raise SpecterError(
-                f"a blob with {header.windows} in a launch for {self.windows}",
-                "decode experts of one layer and one model per launch",
-            )
-        tensors = [blob]
-        for target, part, matrix in zip(out, codes, self.layout.matrices, strict=True):
-            if target.shape != (matrix.rows, matrix.columns) or target.dtype != torch.bfloat16:
-                raise SpecterError(f"output is {target.dtype} {list(target.shape)}", f"give a bf16 {matrix}")
-            if part.matrix != matrix or part.scale_dtype != self.scale_dtype:
-                raise SpecterError(f"INT4 codes are of {part.matrix}, {part.scale_dtype}", f"give those of {matrix}")
-            tensors += [target, part.words, part.params]
-        for tensor in tensors:
-            if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGN_BYTES or tensor.device != blob.device:
-                raise SpecterError(
-                    "a tensor of a decode job is not contiguous, not on a multiple of 16 bytes or on another device",
-                    "give slots and blobs addresses that are multiples of 16",
-                )
-        return (*(tensor.data_ptr() for tensor in tensors), int(header.kind is Kind.RAW))
-
-    def launch(self, jobs: Tensor) -> None:
-        """Decodes jobs int64 [n, 8] on the device, into the current stream; n may be 0.
-
-        Raises:
-            SpecterError: a table of another shape or type.
-        """
-        if jobs.dtype != torch.int64 or jobs.dim() != 2 or jobs.shape[1] != JOB_WORDS or not jobs.is_contiguous():
-            raise SpecterError(f"a job table is {jobs.dtype} {list(jobs.shape)}", "give int64 [n, 8], contiguous")
-        if not len(jobs):
+        if not num_experts:
             return
         first, second = self.layout.matrices
-        per_block = BLOCK_SEGMENTS // self.segments_per_program
-        programs = [matrix.num_blocks * per_block for matrix in self.layout.matrices]
+        gate_up, down = self.codes
+        per_block = BLOCK_SEGMENTS // self.segments
+        pieces = [matrix.num_blocks * per_block for matrix in self.layout.matrices]
         # One launch for both matrices where their groups are alike.
-        launches = [(0, sum(programs), first.group)]
+        launches = [(0, sum(pieces), first.group)]
         if first.group != second.group:
-            launches = [(0, programs[0], first.group), (programs[0], programs[1], second.group)]
-        for begin, num_programs, group in launches:
-            _decode[(num_programs, len(jobs))](
-                jobs, begin, programs[0], first.num_blocks, first.num_weights, second.num_weights,
-                self.layout.stream_offset, self.windows.reach, self.windows.edge, GROUP=group,
+            launches = [(0, pieces[0], first.group), (pieces[0], pieces[1], second.group)]
+        for begin, num_pieces, group in launches:
+            _decode_wave[(num_pieces, num_experts)](
+                wave, slots.flat.view(torch.int32), slots.tails.view(torch.int32), slots.beyond,
+                staging.view(torch.int32), gate_up.words, gate_up.params, down.words, down.params,
+                slots.flat.shape[1] // 4, slots.flat.stride(0) // 4, staging.stride(0) // 2, begin, pieces[0],
+                first.num_blocks, first.num_weights, second.num_weights, (len(wave) - 3) // 2,
+                self.layout.stream_offset, GROUP=group,
                 RAGGED=any(matrix.num_weights % SEGMENT for matrix in self.layout.matrices),
-                SEGMENTS=self.segments_per_program, TWO_SIDED=self.windows.two_sided,
-                BF16=self.scale_dtype == torch.bfloat16, num_warps=1,
-                maxnreg=self.max_registers,
+                SEGMENTS=self.segments, TWO_SIDED=two_sided, BF16=gate_up.scale_dtype == torch.bfloat16, MAGIC=MAGIC,
+                num_warps=1, maxnreg=self.max_registers,
             )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """Slots of blobs and the tails of blobs that are longer than a slot."""
+
+    flat: Tensor  # uint8 [num_slots, slot_bytes]
+    tails: Tensor  # uint8
+    beyond: Tensor  # int64 [experts as in the codes]: what to add to the number of a word to find it in `tails`
+
+    @classmethod
+    def whole(cls, flat: Tensor, num_experts: int) -> SlotMemory:
+        """Slots that any blob fits."""
+        return cls(flat, flat[:0].view(-1), torch.zeros(num_experts, dtype=torch.int64, device=flat.device))
+
+
+def wave_row(windows: Windows, first_place: int, experts: Sequence[int], slots: Sequence[int], limit: int) -> list[int]:
+    """A wave of experts, numbered as rows of the codes, whose blobs are in these slots: 3 + 2 * limit numbers."""
+    spare = [0] * (limit - len(experts))
+    return [len(experts), windows.reach16, first_place, *experts, *spare, *slots, *spare]

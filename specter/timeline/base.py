@@ -76,6 +76,9 @@ class Timeline(Protocol):
     def compute(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, Event]:
         """Issues `run` on the compute lane behind `after`; returns its result and its end."""
 
+    def decode(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, Event]:
+        """As `compute`, on a lane of its own where the clock has one."""
+
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> Event:
         """Issues one host-to-device copy on the link lane behind `after`."""
 

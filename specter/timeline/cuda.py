@@ -29,7 +29,7 @@ class CudaEvent:
     """
 
     end: Any  # torch.cuda.Event, with timing
-    is_copy: bool
+    is_copy: bool  # or decodes one: a wait for it is a stall
     label: str
     pool: list[Any]
     has_happened: bool = False  # as of the host's last query
@@ -58,13 +58,15 @@ class CudaMark:
     copied_bytes: int
     num_copies: int
     compute_ns: int = 0
+    decode_ns: int = 0
     stall_ns: int = 0
     link_ns: int = 0
-    num_lanes: int = 2  # lanes that have not reached it
+    num_lanes: int = 3  # lanes that have not reached it
 
 
 class CudaTimeline:
-    """A `Timeline` that measures. Not thread-safe; `totals` counts the work that has ended.
+    """A `Timeline` that measures. Not thread-safe; `totals` counts the work that has ended, decoding as compute: where
+    both run at once, both count.
 
     The stall of a compute is its lane's idle time between `issued` and `start`, if a copy is among its `after`.
 
@@ -89,11 +91,13 @@ class CudaTimeline:
         self._cuda = cuda
         self._timeout_s = timeout_s
         self.compute_stream = cuda.current_stream(self.device)
-        self.link_stream = self.compute_stream if is_serial else cuda.Stream(self.device)
+        self.link_stream, self.decode_stream = (
+            self.compute_stream if is_serial else cuda.Stream(self.device) for _ in range(2)
+        )
         self._pool: list[Any] = []  # free events; making one costs as much as recording it
         self._ends: dict[Any, deque[CudaEvent]] = {}  # of the last two pieces of work, by stream
-        self._pending: tuple[deque[_Span | CudaMark], deque[_Span | CudaMark]] = deque(), deque()  # compute, link
-        self._compute_ns = self._link_ns = self._stall_ns = 0
+        self._pending: dict[Lane, deque[_Span | CudaMark]] = {"compute": deque(), "decode": deque(), "link": deque()}
+        self._compute_ns = self._decode_ns = self._link_ns = self._stall_ns = 0
         self._copied_bytes = self._num_copies = 0
         self.ops: list[TraceOp] | None = [] if trace else None
         self._origin = self._record(self.compute_stream, "origin")  # of the trace: an event and a host time
@@ -108,6 +112,16 @@ class CudaTimeline:
         span = self._begin("compute", work.name, self.compute_stream, after)
         result = run()  # the compute stream is the current one
         return result, self._end(span, self.compute_stream)
+
+    def decode(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, CudaEvent]:
+        """Issues `run` to the decode stream, which runs beside compute and link."""
+        span = self._begin("decode", work.name, self.decode_stream, after)
+        self._cuda.set_stream(self.decode_stream)
+        try:
+            result = run()
+        finally:
+            self._cuda.set_stream(self.compute_stream)
+        return result, self._end(span, self.decode_stream)
 
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> CudaEvent:
         """Issues one copy to the link stream. Unless payloads are page-locked, the host blocks during the copy.
@@ -165,18 +179,20 @@ class CudaTimeline:
         return round(float(start.end.elapsed_time(end.end)) * 1e6)
 
     def drain(self) -> None:
-        self.compute_stream.synchronize()
-        self.link_stream.synchronize()
+        for stream in (self.compute_stream, self.decode_stream, self.link_stream):
+            stream.synchronize()
         self.totals()
 
     def totals(self) -> LaneTotals:
         while self._collect():
             pass
-        return LaneTotals(self._compute_ns, self._link_ns, self._stall_ns, self._copied_bytes, self._num_copies)
+        return LaneTotals(
+            self._compute_ns + self._decode_ns, self._link_ns, self._stall_ns, self._copied_bytes, self._num_copies
+        )
 
     def mark(self) -> CudaMark:
         mark = CudaMark(self._copied_bytes, self._num_copies)
-        for lane in self._pending:
+        for lane in self._pending.values():
             lane.append(mark)
         return mark
 
@@ -185,22 +201,25 @@ class CudaTimeline:
         assert isinstance(mark, CudaMark)
         while mark.num_lanes:
             if not self._collect():
-                lane = self._pending[0 if mark in self._pending[0] else 1]
+                lane = next(lane for lane in self._pending.values() if mark in lane)
                 assert isinstance(lane[0], _Span)
                 self.wait(lane[0].end)
-        return LaneTotals(mark.compute_ns, mark.link_ns, mark.stall_ns, mark.copied_bytes, mark.num_copies)
+        busy_ns = mark.compute_ns + mark.decode_ns
+        return LaneTotals(busy_ns, mark.link_ns, mark.stall_ns, mark.copied_bytes, mark.num_copies)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _collect(self) -> bool:
         """Reads the times of one piece of ended work; False if there is none."""
-        for is_link, lane in enumerate(self._pending):
+        for name, lane in self._pending.items():
             if not lane:
                 continue
             if isinstance(first := lane[0], CudaMark):
                 first.num_lanes -= 1
-                if is_link:
+                if name == "link":
                     first.link_ns = self._link_ns
+                elif name == "decode":
+                    first.decode_ns = self._decode_ns
                 else:
                     first.compute_ns, first.stall_ns = self._compute_ns, self._stall_ns
             elif self.is_done(first.end):
@@ -216,6 +235,8 @@ class CudaTimeline:
         stalled_ns = self.elapsed_ns(span.issued, span.start) if span.waits_for_copy else 0
         if span.lane == "link":
             self._link_ns += busy_ns
+        elif span.lane == "decode":
+            self._decode_ns += busy_ns
         else:
             self._compute_ns += busy_ns
             self._stall_ns += stalled_ns
@@ -245,14 +266,14 @@ class CudaTimeline:
             is_waiting = True
         if is_waiting:
             start = self._record(stream, "start")
-        return _Span(lane, label, issued, start, start, num_bytes, waits_for_copy and lane == "compute")
+        return _Span(lane, label, issued, start, start, num_bytes, waits_for_copy and lane != "link")
 
     def _end(self, span: _Span, stream: Any) -> CudaEvent:
         """Records the end of the work, and queues it for its times; work without a gap before it joins the last."""
-        is_copy = span.lane == "link"
+        is_copy = span.lane == "link" or (span.lane == "decode" and span.waits_for_copy)
         end = span.end = self._record(stream, span.label, is_copy=is_copy)
         self._ends[stream].append(end)
-        pending = self._pending[is_copy]
+        pending = self._pending[span.lane]
         before = pending[-1] if pending and self.ops is None else None
         if isinstance(before, _Span) and before.end is span.start:
             before.end = end

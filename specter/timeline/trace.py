@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from specter.errors import SpecterError
 from specter.files import write_whole
 
-Lane = Literal["host", "compute", "link"]
+Lane = Literal["host", "compute", "link", "decode"]
 
 
 class TraceOp(NamedTuple):
@@ -32,7 +32,9 @@ class TraceOp(NamedTuple):
 
 def chrome_trace(ops: Iterable[TraceOp], metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The trace as a JSON object; `metadata` (hardware, system, ...) is shown by Perfetto as trace info."""
-    threads = {lane: index for index, lane in enumerate(get_args(Lane), start=1)}
+    ops = list(ops)
+    shown = [lane for lane in get_args(Lane) if lane != "decode" or any(op.lane == lane for op in ops)]
+    threads = {lane: index for index, lane in enumerate(shown, start=1)}
     events: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "specter"}}]
     for lane, thread in threads.items():
         events.append({"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": lane}})

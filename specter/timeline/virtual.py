@@ -87,6 +87,10 @@ class VirtualTimeline:
             self.ops.append(TraceOp("compute", work.name, start, end, work.hbm_bytes, work.flops, stall))
         return run(), VirtualEvent(end, is_copy=False)
 
+    def decode(self, work: Work, run: Callable[[], T], after: Iterable[Event] = ()) -> tuple[T, VirtualEvent]:
+        """Charges `work` on the compute lane: it takes the device from compute."""
+        return self.compute(work, run, after)
+
     def copy(
         self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = ""
     ) -> VirtualEvent:

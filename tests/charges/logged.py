@@ -64,6 +64,8 @@ class LoggedTimeline:
         self._log(event, NAMES.get(numbers, str(numbers)) + detail)
         return result, event
 
+    decode = compute
+
     def copy(self, num_bytes: int, run: Callable[[], None], after: Iterable[Event] = (), label: str = "") -> Issued:
         _, detail = self._run(run)
         event = self._issue(label, True, after, detail)

@@ -140,6 +140,22 @@ def test_work_runs_on_its_own_stream(cuda: FakeCuda, timeline: CudaTimeline) -> 
     assert seen == [timeline.link_stream, timeline.compute_stream]
 
 
+def test_decoding_runs_beside_compute_and_behind_its_copy(cuda: FakeCuda, timeline: CudaTimeline) -> None:
+    seen: list[object] = []
+    arrived = timeline.copy(1, copying(cuda, 2))
+    timeline.compute(WORK, lambda: cuda.busy(4))
+    _, decoded = timeline.decode(WORK, lambda: (seen.append(cuda.current), cuda.busy(3)), after=[arrived])
+    _, ran = timeline.compute(WORK, lambda: (seen.append(cuda.current), cuda.busy(1)), after=[decoded])
+    assert seen == [timeline.decode_stream, timeline.compute_stream]
+    assert decoded.end.at_ms == 5 and ran.end.at_ms == 6
+    assert decoded.is_copy, "compute that waits for it waits for its copy"
+    timeline.drain()
+    totals = timeline.totals()
+    assert totals.compute_busy_ns == 8_000_000 and totals.stall_ns == 1_000_000
+    _, hit = timeline.decode(WORK, lambda: cuda.busy(1))
+    assert not hit.is_copy
+
+
 def test_the_host_goes_on_at_the_first_event(cuda: FakeCuda, timeline: CudaTimeline) -> None:
     _, slow = timeline.compute(WORK, lambda: cuda.busy(3))
     soon = timeline.copy(1, copying(cuda, 1))

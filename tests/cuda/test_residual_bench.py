@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench import residual
+from bench import residual, residual_inputs
 from bench.report import Sample
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
@@ -52,8 +52,8 @@ def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: 0)
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(residual, "Graph", FakeGraph)
-    monkeypatch.setattr(residual, "device_ms", lambda run, **options: run_once(run, 0))
+    monkeypatch.setattr(residual_inputs, "Graph", FakeGraph)
+    monkeypatch.setattr(residual_inputs, "device_ms", lambda run, **options: run_once(run, 0))
     monkeypatch.setattr(residual, "host_ms", run_once)
     monkeypatch.setattr(residual, "NUM_TIMED", 2)
     monkeypatch.setattr(residual, "PER_LAUNCH", (2, 8))
@@ -73,7 +73,9 @@ def test_it_runs_and_compares_every_expert(tmp_path: Path, monkeypatch: pytest.M
     assert written["summary"]["bit_equal"] and written["summary"]["delivered_bit_equal"]
     assert {row["name"] for row in written["table"]} >= {"encode the model", "decode, 2 a launch"}
     assert "EXTRAPOLATED from 1 layers" in written["table"][0]["note"]
-    assert set(written["facts"]["decode_us by kernel choices"]) == {"16 segments, None registers"}
+    assert set(written["facts"]["decode_us by kernel choices"]) == {
+        f"16 segments, None registers, {count} a launch" for count in (1, 2)
+    }
 
 
 @pytest.mark.parametrize("argument", ["model=huge", "codes=awq", "checkpoint=/nowhere"])

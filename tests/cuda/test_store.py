@@ -41,7 +41,7 @@ class Source:
 
 
 def empty_store(locker: FakeLocker, pin: str = "require", available: int = PLENTY) -> PinnedStore:
-    return PinnedStore(CODEC, TINY.num_moe_layers, TINY.num_experts, pin, locker, lambda: available)  # type: ignore[arg-type]
+    return PinnedStore(CODEC, TINY.num_moe_layers, TINY.num_experts, pin, locker, lambda: available)
 
 
 def load(locker: FakeLocker, pin: str = "require") -> tuple[PinnedStore, str]:

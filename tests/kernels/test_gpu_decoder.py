@@ -22,8 +22,8 @@ from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda.draft import Draft, DraftTuning
+from specter.models.cuda.graph import Graph
 from specter.models.cuda.loaded_model import LoadedModel, load_store
-from specter.models.cuda.passes import Graph
 from specter.models.cuda.store import PinnedStore
 from specter.models.cuda.target import Target, TargetTuning
 from specter.models.cuda.weights import GpuKVCache, GpuWeights

@@ -89,6 +89,6 @@ def test_refused_memory_names_the_budget(monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("not enough memory: you tried to allocate 7000000000 bytes")
 
     monkeypatch.setattr(torch, "full", refuse)
-    with pytest.raises(SpecterError, match="416 slots of 96 bytes") as caught:
+    with pytest.raises(SpecterError, match="416 slots of 128 bytes") as caught:
         SlotArena(416, RawCodec(torch.float32, 2, 4))
     assert "budget" in caught.value.remedy

@@ -26,7 +26,7 @@ from specter.codecs.residual.windows import CANDIDATES, LARGEST_SCALE, SMALLEST_
 from specter.errors import SpecterError
 
 BLOCKS_AT_ONCE = 512  # about 0.6 GB of scratch
-SAMPLE_EXPERTS = 4  # on which windows are chosen
+SAMPLE_WEIGHTS = 1 << 24  # at least, on which the windows of a layer are chosen
 PATCH_BITS = 32
 
 
@@ -64,11 +64,13 @@ class _Stream:
 def choose_windows(
     weights: Sequence[Tensor], codes: Sequence[ResidentCodes], candidates: Sequence[Windows] = CANDIDATES
 ) -> Windows:
-    """The candidate that takes the fewest bits on some experts of a layer; arguments as in `encode_layer`."""
-    num_experts = len(weights[0])
-    step = max(1, num_experts // SAMPLE_EXPERTS)
-    chosen = slice(step // 2, None, step)
-    sample = [weight[chosen] for weight in weights], [part[chosen] for part in codes]
+    """The candidate that takes the fewest bits on some rows of all experts; arguments as in `encode_layer`."""
+    step = max(1, sum(weight.numel() for weight in weights) // SAMPLE_WEIGHTS)
+    rows = slice(step // 2, None, step)
+    sample = (
+        [weight[:, rows] for weight in weights],
+        [ResidentCodes(part.words[:, rows], part.params[:, rows], part.scale_dtype) for part in codes],
+    )
     return min(candidates, key=lambda windows: measure_bits(*sample, windows))
 
 

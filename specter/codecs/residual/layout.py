@@ -34,6 +34,7 @@ from specter.errors import SpecterError
 MAGIC = 0x52535053  # "SPSR"
 VERSION = 1
 NUM_HEADER_FIELDS = 10
+PATCH_OFFSET_WORD = 4
 CHECKSUM_WORDS = slice(8, 10)
 
 

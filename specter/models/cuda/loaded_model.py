@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -19,16 +18,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from torch import Tensor
 
 from specter.codecs.int4 import Int4Experts, Int4Matrices
+from specter.codecs.residual.resident import layout_of
+from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda.attention import check_served
+from specter.models.cuda.blobs import BlobReport, BlobStore, Encoding, Stored, load_blobs
 from specter.models.cuda.memory import DeviceBudget
-from specter.models.cuda.store import Pin, PinnedStore
+from specter.models.cuda.store import LoadReport, Pin, PinnedStore
 from specter.models.cuda.weights import GpuWeights
 from specter.models.inflation.inflated import GROUP, InflatedCheckpoint
 from specter.models.spec import ModelSpec
 from specter.quantize.gptq_format import check_draft_origin, read_directory
+from specter.quantize.residual.directory import REPORT_FILE
 
 DTYPE = torch.bfloat16
 Int4Layer = tuple[Int4Matrices, Int4Matrices, Int4Matrices]  # gate, up, down [E, out, in]
@@ -43,23 +46,6 @@ class ExpertSource(Protocol):
 
     def experts(self, layer: int) -> tuple[Tensor, Tensor]:
         """gate_up [E, 2F, D] and down [E, D, F] of one MoE layer, any float dtype, any device."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """Times of loading; `seconds` is from the first allocation to the last byte."""
-
-    num_bytes: int
-    seconds: float
-    layer_s: tuple[float, ...]  # by layer
-    wait_s: float  # waiting for free memory, summed over threads; overlaps the copies
-    fault_s: float  # faulting pages in, likewise
-    lock_s: float  # page-locking, likewise
-    is_pinned: bool
-
-    @property
-    def gb_per_s(self) -> float:
-        return self.num_bytes / self.seconds / 1e9
 
 
 def load_store(
@@ -77,7 +63,7 @@ def load_store(
     ends = [time.perf_counter()]
     try:
         with _opened(store) as arenas, Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-            task = progress.add_task("load experts", total=store.num_bytes)
+            task = progress.add_task("load experts", total=store.num_layers * store.layer_bytes)
             for layer, arena in enumerate(arenas):
                 if isinstance(source, Checkpoint):  # one matrix at a time
                     source.read_experts(layer, *codec.views(arena))
@@ -88,10 +74,7 @@ def load_store(
     except BaseException:
         store.close()
         raise
-    layer_s = tuple(end - begin for begin, end in itertools.pairwise(ends))
-    return store, LoadReport(
-        store.num_bytes, ends[-1] - ends[0], layer_s, store.wait_s, store.fault_s, store.lock_s, store.is_pinned
-    )
+    return store, LoadReport.of(store, ends)
 
 
 @contextmanager
@@ -131,11 +114,19 @@ class LoadedModel:
     codes: Int4Experts  # of `checkpoint`
     draft_origin: str  # see `check_draft_origin`
     source: Checkpoint | InflatedCheckpoint
-    codec: RawCodec
-    store: PinnedStore
+    codec: RawCodec  # of the experts that kernels read
+    store: PinnedStore | BlobStore
     load: LoadReport
     weights: GpuWeights
-    int4: PackedExperts  # of no layer, if nothing drafts
+    int4: PackedExperts  # of no layer, if nothing reads them
+    blobs: BlobReport | None = None  # of a `BlobStore`
+
+    @property
+    def plain_store(self) -> PinnedStore:
+        """The store of 16-bit experts. Raises SpecterError: it holds blobs."""
+        if not isinstance(self.store, PinnedStore):
+            raise SpecterError("this needs the 16-bit experts in host memory", "load the model with codec=bf16")
+        return self.store
 
     @property
     def has_draft(self) -> bool:
@@ -143,10 +134,7 @@ class LoadedModel:
 
     def int4_layer(self, layer: int) -> Int4Layer:
         """The codes of one MoE layer, at full size, on the device."""
-        codes, device = self.codes, self.weights.device
-        if isinstance(self.source, InflatedCheckpoint):
-            return self.source.int4(codes, layer)
-        return codes.gate.layer(layer).to(device), codes.up.layer(layer).to(device), codes.down.layer(layer).to(device)
+        return _int4_layer(self.codes, self.source, layer, self.weights.device)
 
     def int4_layers(self) -> list[Int4Layer]:
         """The codes of every MoE layer, a byte each: twice the bytes of the packed experts."""
@@ -159,6 +147,14 @@ class LoadedModel:
         return dataclasses.replace(self, spec=spec, weights=weights)
 
 
+def _int4_layer(
+    codes: Int4Experts, source: Checkpoint | InflatedCheckpoint, layer: int, device: torch.device
+) -> Int4Layer:
+    if isinstance(source, InflatedCheckpoint):
+        return source.int4(codes, layer)
+    return codes.gate.layer(layer).to(device), codes.up.layer(layer).to(device), codes.down.layer(layer).to(device)
+
+
 def load_model(
     checkpoint: Path,
     quantized: Path,
@@ -168,11 +164,16 @@ def load_model(
     *,
     pin: Pin = "require",
     with_draft: bool = True,
+    residual: Path | None = None,
 ) -> LoadedModel:
     """Loads a checkpoint and its INT4 codes: experts to the host, everything else to the device.
 
     A checkpoint narrower than `spec` (a stand-in) is inflated on the way, codes included. Without `with_draft` the INT4
     experts stay off the device, which leaves room for more slots.
+
+    Args:
+        residual: the store then holds residual blobs: those of this directory if the checkpoint is of full size and the
+            directory exists, or else encoded on the device. The INT4 experts are loaded in any case.
 
     Raises SpecterError: heads or a router that the kernels do not support; codes made from another checkpoint; or as
     the readers, the budget and the store.
@@ -184,20 +185,28 @@ def load_model(
     codes.check_plain()
     is_full = opened.spec.hidden == spec.hidden
     source = opened if is_full else InflatedCheckpoint(opened, spec, "tiled", DTYPE, budget.device)
+    if residual is not None:  # opened before anything large is loaded
+        is_stored = is_full and (residual / REPORT_FILE).is_file()
+        blobs = Stored.open(residual, spec, quantized) if is_stored else Encoding(source, budget.device)
     codec = RawCodec(DTYPE, spec.expert_inter, spec.hidden)
-    store, load = load_store(source, codec, console, pin)
     budget.check(DTYPE.itemsize * spec.non_expert_params, "the weights that draft and target share")
     num_tokens = source.num_tokens if isinstance(source, InflatedCheckpoint) else None
     weights = GpuWeights.load(spec, source.tensor, budget.device, DTYPE, num_tokens)
-    num_packed = spec.num_moe_layers if with_draft else 0
+    num_packed = spec.num_moe_layers if with_draft or residual is not None else 0
     packed_spec = dataclasses.replace(spec, num_layers=spec.num_dense_layers + num_packed)
     budget.check(packed_spec.experts_params // 2, "the INT4 experts")
     int4 = PackedExperts.empty(packed_spec, codes.gate.group if is_full else GROUP, budget.device)
-    model = LoadedModel(
-        spec=spec, checkpoint=opened, codes=codes, draft_origin=draft_origin, source=source, codec=codec, store=store,
-        load=load, weights=weights, int4=int4,
-    )  # fmt: skip
     for layer in range(num_packed):
-        int4.set_layer(layer, *model.int4_layer(layer))
+        int4.set_layer(layer, *_int4_layer(codes, source, layer, budget.device))
+    store: PinnedStore | BlobStore
+    report: BlobReport | None = None
+    if residual is None:
+        store, load = load_store(source, codec, console, pin)
+    else:
+        store = blob_store = BlobStore(layout_of(int4.layer(0)), spec.num_moe_layers, spec.num_experts, pin)
+        load, report = load_blobs(blobs, int4, blob_store, console)
     torch.cuda.empty_cache()
-    return model
+    return LoadedModel(
+        spec=spec, checkpoint=opened, codes=codes, draft_origin=draft_origin, source=source, codec=codec, store=store,
+        load=load, weights=weights, int4=int4, blobs=report,
+    )  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from rich.console import Console
 
 from specter.config import ExecutionConfig, RunConfig, SystemConfig
+from specter.errors import SpecterError
 from specter.experts.transfer import Backend, move_nothing
 from specter.metrics import link_bytes_per_s
 from specter.models.cuda.arena import WriteBack
@@ -27,6 +29,7 @@ from specter.session import OnCommit, RunResult, run_input
 from specter.speculation.accept import TokenSampler
 from specter.speculation.depth import CAPTURED
 from specter.speculation.drafts import DRAFTS
+from specter.timeline.costs import CostModel
 from specter.timeline.cuda import CudaTimeline
 from specter.timeline.hardware import Hardware
 from specter.timeline.stress import StressedTimeline
@@ -56,9 +59,11 @@ class CudaModel:
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
         budget.check(int(run.fit()["device_total_bytes"]), f"{config.system.name} at this budget")
         checkpoint, quantized = Path(config.model.checkpoint), Path(config.model.quantized)
+        residual = Path(config.model.residual) if run.costs.decodes else None
         model = load_model(
-            checkpoint, quantized, run.spec, budget, console, pin="prefer", with_draft=config.system.speculative
-        )
+            checkpoint, quantized, run.spec, budget, console, pin="prefer", with_draft=config.system.speculative,
+            residual=residual,
+        )  # fmt: skip
         is_inflated = model.source is not model.checkpoint
         origin = f", inflated from {model.checkpoint.spec.name} (tiled, BF16)" if is_inflated else ""
         notes = {
@@ -69,13 +74,15 @@ class CudaModel:
             "store_is_page_locked": str(model.load.is_pinned),
             "store_gb_per_s": f"{model.load.gb_per_s:.2f}",
         }
+        if model.blobs is not None:
+            notes |= {key: str(value) for key, value in model.blobs.facts.items()}
         return cls(model, budget, notes)
 
     def run(
         self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
     ) -> RunResult:
-        """Runs one input; see `session.run_input`."""
-        config = run.config
+        """Runs one input; see `session.run_input`. Raises SpecterError: the model was loaded for another codec."""
+        run, config = self._with_real_sizes(run), run.config
         runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
         link_before = runner.link_bytes_per_s()
         runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
@@ -96,7 +103,7 @@ class CudaModel:
             fastest = max(link_before, during, runner.link_bytes_per_s())
             return dataclasses.replace(config.hardware, link_bytes_per_s=fastest, link_latency_ns=0)
 
-        with no_gc():
+        with no_gc(), _compute_first(self.budget.device, run.costs):
             result = run_input(
                 run, model, TokenSampler(), prompt, warmup, backend=backend, on_commit=on_commit, measured=measured
             )
@@ -104,7 +111,21 @@ class CudaModel:
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.model.load.is_pinned
         result.metrics.update(allocated(runner.own_memory, config.system))
+        if self.model.blobs is not None:
+            result.metrics.update(self.model.blobs.facts)
         return result
+
+    def _with_real_sizes(self, run: ResolvedRun) -> ResolvedRun:
+        """The run with the blobs' own sizes, so that budget and link are exact to the byte."""
+        model = self.model
+        if run.costs.decodes != (model.blobs is not None):
+            raise SpecterError(
+                f"a run with codec={run.config.payload_codec} on a model that was loaded for another codec",
+                "load the model again",
+            )
+        if model.blobs is None:
+            return run
+        return resolve(run.config, model.blobs.sizes)
 
     def prepare(self, options: RunnerOptions) -> ModelRunner:
         """The last runner if its options are equal, or a new one in its place."""
@@ -129,6 +150,19 @@ class CudaModel:
         return expected.tokens == result.generation.tokens
 
 
+@contextmanager
+def _compute_first(device: torch.device, costs: CostModel) -> Iterator[None]:
+    """Where waves are decoded beside compute, computes on a stream of higher priority: otherwise all programs of a
+    decoding would start before those of the products of the wave before."""
+    if not costs.decodes or device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
+        yield
+    torch.cuda.synchronize(device)
+
+
 def make_timeline(config: RunConfig, device: torch.device) -> CudaTimeline:
     """A fresh device clock for the run's execution options."""
     execution = config.execution
@@ -147,9 +181,11 @@ def runner_options(run: ResolvedRun, longest: int) -> RunnerOptions:
         max_draft_len=max(config.draft_len, 1),
         sampling=DeviceSampling.of(config.sampling),
         owns_draft=DRAFTS[config.system.draft].is_own,
-        is_resident=config.system.holds_all and not config.system.speculative,
+        is_resident=config.system.holds_all and not config.system.speculative and not run.costs.decodes,
         is_fused=config.execution.fused,
         is_graphed=config.execution.graphs,
+        slot_bytes=run.slots.num_bytes if run.costs.decodes else 0,
+        num_staged=run.costs.num_staged,
     )
 
 

@@ -10,40 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from specter.errors import SpecterError
 from specter.kernels.pinned_io import PinnedRing, copy_pinned
 from specter.models.base import Output, Routing
+from specter.models.cuda.graph import Graph
+from specter.models.cuda.staging import Staging
 from specter.models.cuda.target import OUTPUT_ROWS, Target
 
 Key = tuple[str, int, int]  # part of a pass, layer, rows launched
 Part = tuple[str, int, Callable[[], object]]  # a part of a pass, its layer, and its launch; one graph each
-_WARMUP_RUNS = 2  # compiles kernels and lets libraries allocate, neither of which is allowed in a capture
-
-
-class Graph:
-    """A captured `run`, which reads and writes fixed buffers.
-
-    Warm-up executes `run` too: capture between prompts, and reset the counters that it changes.
-    """
-
-    def __init__(self, run: Callable[[], object]) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARMUP_RUNS):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            run()
-
-    def replay(self) -> None:
-        """Replays once on the current stream."""
-        self._graph.replay()
 
 
 class Runner(Protocol):
@@ -53,6 +29,7 @@ class Runner(Protocol):
     num_dense_layers: int
     target: Target
     tables: PinnedRing  # of slots
+    staging: Staging | None  # if slots hold blobs
     routing: Tensor  # int16 [MoE layers, max_rows, top_k]
     predicted: Tensor  # int16 [MoE layers - 1, max_rows, top_k]
     tokens: Tensor  # int32 [OUTPUT_ROWS]
@@ -94,12 +71,14 @@ class WavePass:
         return _routing(runner.predicted, moe, num_rows)
 
     def decode(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        raise SpecterError("codec=residual does not run on the device yet", "use codec=bf16, or clock=virtual")
+        runner, moe = self.runner, layer - self.runner.num_dense_layers
+        assert runner.staging is not None
+        runner.staging.decode(moe, experts, slots)
 
     def run_experts(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         runner = self.runner
         if experts:  # none while this is captured
-            runner.tables.write(-1, experts, slots)
+            runner.tables.write(-1, experts, slots if runner.staging is None else runner.staging.places(slots))
         if not self._is_replayed("experts", 0):
             runner.tables.read_next()
             runner.target.run_experts(runner.tables.row, self.num_launched)

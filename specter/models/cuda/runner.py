@@ -17,16 +17,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from specter.config import SamplingConfig
 from specter.errors import SpecterError
 from specter.kernels.pinned_io import PinnedRing, copy_pinned, pinned_zeros
 from specter.models.base import Choose, Proposal, TargetPass
-from specter.models.cuda.arena import make_mover, open_arena
+from specter.models.cuda.arena import DeviceArena, Slots, make_mover, open_arena, open_blob_slots
+from specter.models.cuda.blobs import BlobStore
 from specter.models.cuda.draft import Draft, UnfusedDraft
+from specter.models.cuda.graph import Graph
 from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
-from specter.models.cuda.passes import Graph, Key, ResidentPass, WavePass
+from specter.models.cuda.passes import Key, ResidentPass, WavePass
+from specter.models.cuda.staging import Staging
 from specter.models.cuda.target import OUTPUT_ROWS, Target
 from specter.models.cuda.weights import GpuKVCache, GpuWeights, OwnMemory
 from specter.models.rope import check_prompt
@@ -77,6 +81,8 @@ class RunnerOptions:
     is_resident: bool = False  # every expert has a slot, a pass is one graph, nothing drafts, routing is not read
     is_fused: bool = True  # draft with the fused INT4 kernels, or else with plain torch
     is_graphed: bool = True  # launch through CUDA graphs, where there is CUDA
+    slot_bytes: int = 0  # of blobs; slots of 16-bit experts have the size of one
+    num_staged: int = 0  # decoded experts in the staging area, if slots hold blobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +122,12 @@ class ModelRunner:
         self._pass = ResidentPass if options.is_resident else WavePass
         self._uses_graphs = options.is_graphed and device.type == "cuda"
 
-        self.arena = open_arena(options.num_slots, model.codec, budget)
+        self.arena, self.staging = self._open_slots()
         self.move = make_mover(self.arena, model.store)
         self.feed = pinned_zeros((options.max_rows,), torch.int32, device)
         cache = GpuKVCache(spec, options.kv_capacity, weights.dtype, device)
-        slots = self.arena.flat.view(weights.dtype)
-        table = self.arena.fill(model.store, spec.num_moe_layers) if options.is_resident else None
+        slots = self.arena.flat.view(weights.dtype) if self.staging is None else self.staging.experts
+        table = self._fill_slots() if options.is_resident else None
         self._sampling = dataclasses.asdict(options.sampling)
         self.target = Target(
             weights, slots, cache, options.max_rows, slot_table=table, feed=self.feed, pdl=self._pdl, **self._sampling
@@ -133,6 +139,8 @@ class ModelRunner:
         self.host_tokens: Any = self.tokens.numpy()  # an int32 array, used as a sequence of outputs
         self.tables = PinnedRing(_NUM_TABLES, spec.num_experts, device)
         self.graphs: dict[Key, Graph] = {}
+        if self.staging is not None and self._uses_graphs:
+            self.staging.capture()
         self._captured: set[int] = set()  # rows of whole passes
         has_draft = model.has_draft and not options.is_resident
         self._set_draft(self._make_draft(weights, cache) if has_draft else None)
@@ -146,6 +154,8 @@ class ModelRunner:
         KV stays: attention ends at a pass's own rows, and the rows before them were written by the same prompt.
         """
         self.tables.restart()
+        if self.staging is not None:
+            self.staging.restart()
 
     def begin_draft(self, token: int, position: int, choose: Choose) -> None:
         """See `Model`; the device chooses the tokens, not `choose`. Raises SpecterError if there is no draft."""
@@ -250,10 +260,29 @@ class ModelRunner:
 
     # -- slots ---------------------------------------------------------------------------------------
 
+    def _open_slots(self) -> tuple[Slots, Staging | None]:
+        """The slots, and the staging area if they hold blobs."""
+        options, model, budget = self.options, self._model, self._budget
+        if not isinstance(model.store, BlobStore):
+            return open_arena(options.num_slots, model.codec, budget), None
+        slots = open_blob_slots(options.num_slots, options.slot_bytes, model.store, budget)
+        return slots, Staging(
+            options.num_staged, _NUM_TABLES, codec=model.codec, codes=model.int4, store=model.store, slots=slots,
+            budget=budget,
+        )  # fmt: skip
+
+    def _fill_slots(self) -> Tensor:
+        """The slot table of a resident pass, whose slots are filled here."""
+        store = self._model.plain_store
+        assert isinstance(self.arena, DeviceArena)
+        return self.arena.fill(store, self._model.spec.num_moe_layers)
+
     def poison(self) -> None:
         """Fills the slots with NaN unless all experts are resident: reading an expert that has not arrived shows."""
         if not self.options.is_resident:
             self.arena.flat.fill_(0xFF)
+            if self.staging is not None:
+                self.staging.poison()
             if self.arena.flat.is_cuda:  # copies run on another stream
                 torch.cuda.synchronize(self.arena.flat.device)
 
@@ -262,13 +291,17 @@ class ModelRunner:
         Overwrites slots, but keeps their experts where all are resident."""
         store, num_slots = self._model.store, self.options.num_slots
         num_experts = self._model.spec.num_moe_layers * store.num_experts
+        num_bytes = 0
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for index in range(-_NUM_WARMUP_COPIES, _NUM_LINK_COPIES):
             if index == 0:
                 torch.cuda.synchronize()
                 start.record()
+                num_bytes = 0
             at = index % num_experts
-            self.move(ExpertId(*divmod(at, store.num_experts)), at if self.options.is_resident else at % num_slots)
+            expert = ExpertId(*divmod(at, store.num_experts))
+            self.move(expert, at if self.options.is_resident else at % num_slots)
+            num_bytes += min(store.num_bytes_of(expert), self.arena.payload_bytes)
         end.record()
         end.synchronize()
-        return round(_NUM_LINK_COPIES * store.codec.payload_bytes / float(start.elapsed_time(end)) * 1e3)
+        return round(num_bytes / float(start.elapsed_time(end)) * 1e3)
