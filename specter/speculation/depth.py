@@ -70,15 +70,15 @@ class Acceptance:
 
     def add(self, draft_len: int, accepted_len: int) -> None:
         num_examined = min(accepted_len + 1, draft_len)
-        keep = self._keeps**num_examined
+        keep: NDArray[np.float64] = self._keeps**num_examined
         self._examined = self._examined * keep + num_examined
         self._accepted = self._accepted * keep + accepted_len
 
     def expected_tokens(self, lens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Tokens that rounds of these draft lengths are expected to commit."""
         share = min(float((self._accepted / self._examined).max()), _MOST_ACCEPTANCE)
-        tokens: NDArray[np.float64] = (1 - share ** (lens + 1)) / (1 - share)
-        return tokens
+        powers: NDArray[np.float64] = np.power(share, lens + 1.0)
+        return (1 - powers) / (1 - share)
 
 
 @dataclass(slots=True)
