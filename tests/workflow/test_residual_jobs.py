@@ -144,3 +144,12 @@ def test_other_tokens_than_plain_decodings_are_refused_by_name(runner: Runner, t
     with pytest.raises(SpecterError, match=f"{MODEL} high greedy specter_plus auto"):
         residual_record.main(options)
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_text_that_plain_decoding_did_not_run_is_not_counted_as_compared(runner: Runner, tmp_path: Path) -> None:
+    written = record_of(runner, tmp_path)
+    for run in written["runs"]:
+        run["agrees_with_plain"] = None if run["text"] == "prose" else run["agrees_with_plain"]
+    cells = residual_record.cells(written)
+    assert all(cell["agrees_with_plain"] and cell["num_compared"] >= 4 for cell in cells)
+    assert all(cell["num_compared"] <= cell["num_texts"] for cell in cells)
