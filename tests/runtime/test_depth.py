@@ -40,6 +40,23 @@ def test_the_text_is_plain_decodings(drafts: Callable[..., int]) -> None:
     assert generate(drafts).tokens == make_engine(FakeModel(), 12, 0).generate(PROMPT, NUM_TOKENS).tokens
 
 
+def test_the_time_of_decoding_counts() -> None:
+    """Rows share few experts here: the more each costs to decode, the more rows share it. BF16 decodes nothing."""
+    present = np.ones((TINY.num_moe_layers, TINY.num_experts), np.bool_)
+    chosen = []
+    for int_ops in (10**16, 10**11):
+        machine = replace(MACHINE, int_ops=int_ops)
+        depths = [AutoDepth(costs, machine) for costs in (COSTS, replace(COSTS, coded_bytes=COSTS.expert_bytes // 2))]
+        for depth in depths:
+            depth.begin()
+            for layer in range(TINY.num_moe_layers):
+                depth.demand(layer, np.full(TINY.num_experts, 1), num_rows=4)
+        chosen.append([depth.choose(32, lambda: present) for depth in depths])
+    (plain_fast, coded_fast), (plain_slow, coded_slow) = chosen
+    assert plain_fast == plain_slow
+    assert coded_slow > coded_fast
+
+
 def test_drafts_that_are_never_accepted_stop() -> None:
     assert lens(generate(never))[-1] == 0
 
