@@ -27,6 +27,7 @@ _MEMORY_ROWS = 64.0  # rows after which an expert's use counts 1/e
 _MEMORY_TOKENS = (12.0, 100.0)  # examined draft tokens after which an acceptance counts 1/e
 _PRIOR_ACCEPTANCE, _PRIOR_TOKENS = 0.9, (2.0, 4.0)  # until rounds have shown it
 _MOST_ACCEPTANCE = 0.999
+_PROBE_ROUNDS, _PROBE_LEN = 8, 2  # plain rounds measure no acceptance: after so many, one drafts so many tokens
 
 
 class Depth:
@@ -132,6 +133,7 @@ class AutoDepth(Depth):
         self._expert_ms = _expert_ns(costs, hardware) / 1e6
         self._verify_scale, self._loads_scale = _Average(), _Average()
         self._rest_ms = 0.0
+        self._num_plain = 0  # rounds with K = 0 in a row
         self._most_overlap_ms = np.inf
         self._forecasts: deque[_Forecast] = deque()
 
@@ -150,6 +152,9 @@ class AutoDepth(Depth):
         round_ms = lens * self._draft_ms + np.maximum(verify_ms, link_ms)
         per_token = (round_ms + self._rest_ms) / self._acceptance.expected_tokens(lens)
         best = int(per_token.argmin())
+        self._num_plain = 0 if lens[best] or self._num_plain == _PROBE_ROUNDS else self._num_plain + 1
+        if not lens[best] and not self._num_plain:
+            best = int(np.searchsorted(lens, min(_PROBE_LEN, int(lens[-1]))))
         # Slope of the union in `growth`; (1 - f)^n log(1 - f) is 0 where f is 0 or 1.
         finite = np.where(np.isfinite(log_misses), log_misses, 0.0)
         slope = -float((np.exp(exponents[best] * finite) * finite).sum()) * exponents[best] * np.log(lens[best] + 1.0)

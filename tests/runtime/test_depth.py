@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -59,6 +60,14 @@ def test_the_time_of_decoding_counts() -> None:
 
 def test_drafts_that_are_never_accepted_stop() -> None:
     assert lens(generate(never))[-1] == 0
+
+
+def test_plain_rounds_are_interrupted_by_a_probe() -> None:
+    """Else a draft that has become good would never be measured again."""
+    found = lens(generate(never))
+    probes = [index for index, length in enumerate(found) if length][-3:]
+    assert [found[index] for index in probes] == [2, 2, 2]
+    assert [b - a for a, b in itertools.pairwise(probes)] == [9, 9]
 
 
 def test_a_slow_link_and_good_drafts_make_long_rounds() -> None:
