@@ -21,6 +21,7 @@ from tools.standin.network import (
     experts_grouped,
     init_weights,
     int4_step,
+    near_tie_loss,
     noisy_experts,
     round_to_int4,
     train_route,
@@ -79,6 +80,27 @@ def test_the_router_of_sparsemixer_learns_from_the_softmaxes_without_the_mask() 
     (first - 0.5 * second).backward()
     torch.testing.assert_close(logits.grad, plain.grad)
     assert logits.grad is not None and bool(logits.grad.ne(0).all())
+
+
+def test_a_near_tie_of_sparsemixer_costs_its_missing_lead() -> None:
+    """Leads of 10 % of 2.0 and of 0.0: half and all of the 20 % are missing; a lead of 20 % is free."""
+    logits = torch.tensor([[2.0, 1.8, 1.8, 0.0], [2.0, 1.0, 0.5, 0.0]], requires_grad=True)
+    loss = near_tie_loss(dataclasses.replace(NARROW["phi"], num_experts=4), logits)
+    torch.testing.assert_close(loss, torch.tensor((0.5 + 1.0) / 4))
+    loss.backward()
+    assert logits.grad is not None and bool(logits.grad[1].eq(0).all())
+    assert logits.grad[0, 0] < 0 < logits.grad[0, 1:3].max()
+    assert near_tie_loss(TINY, logits) == 0
+
+
+def test_training_continues_from_given_weights() -> None:
+    spec = dataclasses.replace(NARROW["phi"], num_layers=1)
+    first = init_weights(spec, seed=3)
+    trainer = Trainer(spec, TrainSettings(batch=2, length=16), "cpu", CPU_VARIANT, first)
+    assert all(torch.equal(trainer.weights[name], weight) for name, weight in first.items())
+    trainer.lr.fill_(1e-3)
+    trainer.step(torch.arange(2 * 17).view(2, 17))
+    assert not torch.equal(trainer.weights["head"], first["head"]) and not first["head"].requires_grad
 
 
 @every_family

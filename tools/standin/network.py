@@ -26,6 +26,7 @@ Weights = dict[str, Tensor]  # fp32, stacked over the layers that have them: [L 
 Experts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 ROUTED = ("gate_up", "down")  # INT4 in the draft
+NEAR_TIE = 0.2  # a lead below this share of the logit is nearly a tie (sparsemixer's mask ends at 0.02)
 
 
 # Weight -> Specter's name (see specter/models/names.py), of the model or within a layer
@@ -91,6 +92,7 @@ class Output(NamedTuple):
     x: Tensor  # [B, T, D] fp32; of the network after the last norm
     ids: Tensor  # [B * T, k] of the chosen experts, unordered
     balance: Tensor  # the load loss, 1 at best
+    near_ties: Tensor  # `near_tie_loss` of its routers, 0 at best
 
 
 def experts_dense(h: Tensor, gains: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -157,6 +159,21 @@ def train_route(spec: ModelSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
     return gains * spec.routed_scaling, ids
 
 
+def near_tie_loss(spec: ModelSpec, logits: Tensor) -> Tensor:
+    """Mean share of `NEAR_TIE` by which sparsemixer's choices miss it as their lead over the next expert; 0 at best.
+
+    A weight of sparsemixer jumps from 1 to about 1/2 where the next expert's logit comes within 2 * jitter of the
+    chosen one's, relatively. An INT4 copy crosses such edges: they, and changed choices, are four fifths of the KL
+    divergence of Phi's (docs/LOG.md). The loss moves logits [rows, E] away from them. Other routers have no edge: 0.
+    """
+    if spec.router != "sparsemixer":
+        return logits.new_zeros(())
+    best = logits.topk(3, dim=-1)[0]
+    scale = best[:, :2].detach().abs().maximum(best[:, 1:].detach().abs())
+    lead = (best[:, :2] - best[:, 1:]) / scale.clamp(min=1e-3)
+    return (1 - lead / NEAR_TIE).clamp(min=0).mean()
+
+
 class Network:
     """The forward pass over working copies of the weights (matrices in the compute type, norms and routers fp32).
 
@@ -185,16 +202,17 @@ class Network:
         # The backward pass of index_select, unlike that of F.embedding, does not synchronise: it can be captured.
         x = work["embed"].index_select(0, tokens.flatten()).view(*tokens.shape, -1).float()
         attention, dense, moe = (_by_layer(work, names) for names in (self._attention, self._dense, self._moe))
-        routing, balance = [], []
+        routing, balance, near_ties = [], [], []
         for layer in range(self.spec.num_layers):
             if layer < len(dense):
                 x = self._dense_layer(x, attention[layer], dense[layer])
             else:
-                x, ids, load = self._moe_layer(x, attention[layer], moe[layer - len(dense)])
+                x, ids, load, ties = self._moe_layer(x, attention[layer], moe[layer - len(dense)])
                 routing.append(ids)
                 balance.append(load)
+                near_ties.append(ties)
         x = norm(self.spec, x, work["norm"], work.get("norm_bias"))
-        return Output(x, torch.stack(routing), torch.stack(balance).mean())
+        return Output(x, torch.stack(routing), torch.stack(balance).mean(), torch.stack(near_ties).mean())
 
     def logits(self, work: Weights, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """fp32 logits [B, T, V] and routing [L_moe, B * T, k]."""
@@ -234,7 +252,7 @@ class Network:
             if self.spec.shared_gate:
                 shared = shared * F.linear(h, named["shared_sigmoid"]).sigmoid()
             x = x + shared.float()
-        return Output(x, ids, balance)
+        return Output(x, ids, balance, near_tie_loss(self.spec, logits))
 
     def _attend(self, x: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Adds attention to the residual x [B, T, D] fp32; returns it and its normed copy for the MLP."""

@@ -52,6 +52,10 @@ class Options:
     out: str = ""  # checkpoint directory; empty: data/standins/MODEL
     peak_lr: float = TrainSettings.peak_lr
     seed: int = TrainSettings.seed
+    near_tie_weight: float = TrainSettings.near_tie_weight  # sparsemixer only
+    consistency_frac: float = TrainSettings.consistency_frac
+    consistency_weight: float = TrainSettings.consistency_weight
+    start: str = ""  # checkpoint directory to continue from; empty: from random weights
     batch: int = TrainSettings.batch
     length: int = TrainSettings.length
     steps: int = 0  # 0: train for `seconds`
@@ -64,17 +68,17 @@ class Options:
 
 
 def pick_variant(
-    spec: ModelSpec, settings: TrainSettings, device: str, tokens: Tensor, wanted: str
+    spec: ModelSpec, settings: TrainSettings, device: str, tokens: Tensor, wanted: str, start: Weights | None
 ) -> tuple[Trainer, dict[str, float | str]]:
     """A trainer with the fastest step variant, and each variant's ms per step or error."""
     if device != "cuda":
-        return Trainer(spec, settings, device, CPU_VARIANT), {}
+        return Trainer(spec, settings, device, CPU_VARIANT, start), {}
     timings: dict[str, float | str] = {}
     best: tuple[float, Trainer] | None = None
     for variant in (variant for variant in GPU_VARIANTS if wanted in ("", str(variant))):
-        start = time.perf_counter()
+        began = time.perf_counter()
         try:
-            trainer = Trainer(spec, settings, device, variant)
+            trainer = Trainer(spec, settings, device, variant, start)
             step_ms = time_variant(trainer, tokens)
         except (RuntimeError, AttributeError, SpecterError) as error:  # not supported by this GPU or torch
             timings[str(variant)] = f"failed: {str(error)[:300]}"
@@ -82,7 +86,7 @@ def pick_variant(
             continue
         timings[str(variant)] = round(step_ms, 2)
         peak = torch.cuda.max_memory_allocated() / 2**30
-        built_s = time.perf_counter() - start
+        built_s = time.perf_counter() - began
         print(f"{variant}: {step_ms:.1f} ms/step, {built_s:.0f} s to build and try, {peak:.1f} GiB", flush=True)
         if best is None or step_ms < best[0]:
             best = (step_ms, trainer)
@@ -130,11 +134,20 @@ def measure(weights: Weights, spec: ModelSpec, valid: Tensor, device: str, scale
     return result
 
 
+def _earlier(start: Path) -> dict[str, Any]:
+    """The training of the checkpoint that is continued."""
+    kept = ("settings", "train_seconds", "num_steps", "num_tokens_seen", "loss_curve", "continues")
+    earlier = read_object(start / "training.json", "keep the checkpoint's training.json beside it")
+    return {key: earlier[key] for key in kept if key in earlier}
+
+
 def run(options: Options) -> None:
     options.check()
     spec = NARROW[options.model]
     out = Path(options.out) if options.out else ROOT / "data" / "standins" / options.model
-    settings = TrainSettings(options.seconds, options.batch, options.length, options.peak_lr, seed=options.seed)
+    chosen = {field.name: getattr(options, field.name, field.default) for field in dataclasses.fields(TrainSettings)}
+    settings = TrainSettings(**chosen)
+    first = load_standin(spec, Path(options.start)) if options.start else None
     if options.data == TOKENS and not TOKENS.is_file():
         print("building the corpus and the tokenizer first", flush=True)
         build_corpus()
@@ -144,7 +157,7 @@ def run(options: Options) -> None:
     )
     tokens = {name: torch.from_numpy(values.astype("int32")).to(options.device) for name, values in arrays.items()}
     print({name: len(values) for name, values in tokens.items()}, flush=True)
-    trainer, timings = pick_variant(spec, settings, options.device, tokens["train"], options.variant)
+    trainer, timings = pick_variant(spec, settings, options.device, tokens["train"], options.variant, first)
     curve: list[LossPoint] = []
     agreements: list[dict[str, float]] = []
     calibration = tokens["train"][: 16 * 512].view(16, 512).long()
@@ -178,6 +191,7 @@ def run(options: Options) -> None:
         "loss_curve": [dataclasses.asdict(point) for point in curve],
         "int4_agreement_while_training": agreements,
         "corpus": corpus,
+        "continues": _earlier(Path(options.start)) if options.start else None,
     }
     write_json(out / "training.json", record)
     weights = load_standin(spec, out)

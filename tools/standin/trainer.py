@@ -29,6 +29,7 @@ class TrainSettings:
     warmup_frac: float = 0.02
     weight_decay: float = 0.1
     balance_weight: float = 0.003
+    near_tie_weight: float = 0.0  # of network.near_tie_loss
     # Two measures that bring the INT4 copy's agreement to the level of a large model: after every step, routed experts'
     # rows are clipped to `expert_clip` times their RMS (Gaussian rows reach 2.6); in the last `consistency_frac` of the
     # run, a second pass with noise of one INT4 step on the experts is trained to predict the same.
@@ -70,25 +71,32 @@ class LossPoint:
     loss: float
     balance: float
     consistency: float
+    near_ties: float
 
 
 class Trainer:
     """fp32 master weights, AdamW, gradient clipping; `step` trains on one batch.
 
-    The learning rate is a device scalar, so a captured step follows it.
+    The learning rate is a device scalar, so a captured step follows it. `start`: weights to continue from.
     """
 
-    def __init__(self, spec: ModelSpec, settings: TrainSettings, device: str, variant: StepVariant) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: TrainSettings,
+        device: str,
+        variant: StepVariant,
+        start: Weights | None = None,
+    ) -> None:
         self.spec, self.settings, self.device = spec, settings, device
-        self.weights: Weights = {
-            name: weight.requires_grad_() for name, weight in network.init_weights(spec, settings.seed, device).items()
-        }
+        first = network.init_weights(spec, settings.seed, device) if start is None else start
+        self.weights: Weights = {name: weight.to(device, copy=True).requires_grad_() for name, weight in first.items()}
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         experts = network.experts_grouped if variant.grouped else network.experts_dense
         self._network = Network(spec, settings.length, device, experts, variant.compiled)
         self.lr = torch.tensor(0.0, device=device)
         self._batch = torch.zeros(settings.batch, settings.length + 1, dtype=torch.int64, device=device)
-        self._losses = torch.zeros(3, device=device)  # sums of cross-entropy, balance, consistency since the last read
+        self._losses = torch.zeros(4, device=device)  # sums since the last read, in the order of `read_losses`
         plain = ("embed", "head")
         decays = {name: not (name.endswith("bias") or "norm" in name or name in plain) for name in self.weights}
         decayed = [weight for name, weight in self.weights.items() if decays[name]]
@@ -116,11 +124,12 @@ class Trainer:
         self._batch.copy_(batch)
         self._runs[consistent]()
 
-    def read_losses(self, num_steps: int) -> tuple[float, float, float]:
-        """Mean cross-entropy, balance and consistency over the `num_steps` steps since the last read; synchronises."""
-        cross_entropy, balance, consistency = (self._losses / num_steps).tolist()
+    def read_losses(self, num_steps: int) -> list[float]:
+        """Mean cross-entropy, balance, consistency and near ties over the `num_steps` steps since the last read;
+        synchronises."""
+        means: list[float] = (self._losses / num_steps).tolist()
         self._losses.zero_()
-        return cross_entropy, balance, consistency
+        return means
 
     def _run_step(self, consistent: bool) -> None:
         run, tokens, targets = self._network, self._batch[:, :-1], self._batch[:, 1:]
@@ -134,12 +143,13 @@ class Trainer:
             out = run(work, tokens)
             cross_entropy = run.head_loss(out.x, head, bias, targets)
             consistency = torch.zeros_like(cross_entropy)
-        self._update(cross_entropy, out.balance, consistency)
+        self._update(cross_entropy, out.balance, consistency, out.near_ties)
 
-    def _update(self, cross_entropy: Tensor, balance: Tensor, consistency: Tensor) -> None:
+    def _update(self, cross_entropy: Tensor, balance: Tensor, consistency: Tensor, near_ties: Tensor) -> None:
         settings = self.settings
         self._optimizer.zero_grad(set_to_none=True)
-        (cross_entropy + settings.balance_weight * balance + settings.consistency_weight * consistency).backward()
+        robustness = settings.consistency_weight * consistency + settings.near_tie_weight * near_ties
+        (cross_entropy + settings.balance_weight * balance + robustness).backward()
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), settings.clip_norm, foreach=True)
         self._optimizer.step()
         with torch.no_grad():
@@ -147,7 +157,7 @@ class Trainer:
                 weight = self.weights[name]
                 limit = settings.expert_clip * weight.square().mean(-1, keepdim=True).sqrt()
                 weight.copy_(weight.clamp(-limit, limit))
-        self._losses += torch.stack((cross_entropy.detach(), balance.detach(), consistency.detach()))
+        self._losses += torch.stack((cross_entropy, balance, consistency, near_ties)).detach()
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         # Warm-up steps at learning rate 0 compile kernels and create the optimizer's state; weights do not move.
@@ -193,7 +203,7 @@ def time_variant(trainer: Trainer, tokens: Tensor, num_steps: int = 10) -> float
     start = time.perf_counter()
     for _ in range(num_steps):
         trainer.step(batch)
-    loss, _, _ = trainer.read_losses(num_steps)
+    loss, *_ = trainer.read_losses(num_steps)
     if not math.isfinite(loss):
         raise SpecterError(f"a training step gave the loss {loss}", "use another step variant")
     step_ms = (time.perf_counter() - start) * 1000 / num_steps
@@ -233,10 +243,10 @@ def train(
         elapsed = time.perf_counter() - start
         progress = elapsed / settings.seconds if max_steps is None else step / max_steps
         if step % report_every == 0 or progress >= 1.0:
-            loss, balance, consistency = trainer.read_losses(step - reported)
+            loss, *others = trainer.read_losses(step - reported)
             if not math.isfinite(loss):
                 raise SpecterError(f"the loss became {loss} at step {step}", "train with a lower peak_lr")
-            means = (round(loss, 4), round(balance, 4), round(consistency, 5))
+            means = (round(mean, 5) for mean in (loss, *others))
             report(LossPoint(step, round(elapsed, 1), float(trainer.lr), *means))
             reported = step
         if progress >= next_check:
