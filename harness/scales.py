@@ -110,6 +110,7 @@ class Probe:
     prompt_tokens: int
     window: int
     device: str
+    total_requests: int | None = None  # in all, evenly over the data sets, instead of num_requests of each
 
 
 def load(schema: type[Schema], group: str, name: str) -> Schema:

@@ -62,6 +62,7 @@ class Options:
     prompt_tokens: int | None = None
     window: int | None = None
     device: str | None = None
+    total_requests: int | None = None
 
     def study(self) -> Probe:
         """The probe with the given values."""
@@ -92,12 +93,29 @@ def requests(run: RunConfig, probe: Probe, manifests: Sequence[Path]) -> list[Re
     found = list(_recorded(probe, manifests) if probe.texts == "recorded" else _of_datasets(run, probe))
     cut = [one._replace(tokens=one.tokens[: probe.num_tokens]) for one in found]
     kept = [one for one in cut if len(one.tokens) > probe.prompt_tokens]
+    if probe.total_requests is not None:
+        kept = evenly(kept, probe.total_requests)
     if not kept:
         raise SpecterError(
             f"none of {len(found)} texts is longer than {probe.prompt_tokens} tokens",
             "give manifests=results/<scale>/manifests/main/<model>/<data set>.json,... of recorded runs, "
             "or texts=datasets with datasets=...",
         )
+    return kept
+
+
+def evenly(found: Sequence[Request], total: int) -> list[Request]:
+    """The first requests of every data set, `total` in all if there are as many; a short data set gives all it has, and
+    the others its missing share."""
+    by_dataset: dict[str, list[Request]] = {}
+    for one in found:
+        by_dataset.setdefault(one.dataset, []).append(one)
+    left, kept = total, list[Request]()
+    shortest_first = sorted(by_dataset.values(), key=len)
+    for index, mine in enumerate(shortest_first):
+        share = -(-left // (len(shortest_first) - index))  # rounded up: no request is lost to the division
+        kept += mine[:share]
+        left -= len(mine[:share])
     return kept
 
 

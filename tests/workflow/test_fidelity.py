@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +14,10 @@ import torch
 
 from harness import scales
 from harness.catalogue import FIGURES, TABLES
-from harness.jobs.fidelity import Options, Request, measure, rows, side_by_side
+from harness.jobs.fidelity import Options, Request, evenly, measure, rows, side_by_side
 from harness.plotting import tables
 from harness.plotting.charts import save
+from harness.studies import published
 from specter.arguments import parse_arguments
 from specter.errors import SpecterError
 from specter.models.checkpoint import Checkpoint
@@ -176,7 +178,7 @@ def test_runs_and_growth_in_their_tables() -> None:
 
 def test_probe_figures_can_be_drawn(tmp_path: Path) -> None:
     frames = {"probe": made_up_probe(), "fidelity": made_up()}
-    for name in ("methods", "runs", "fidelity", "union"):
+    for name in ("methods", "runs", "fidelity", "union", "fidelity_spread"):
         save(FIGURES[name].make(frames), [tmp_path / f"{name}.png"])
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
@@ -214,3 +216,29 @@ def test_options_replace_values_of_the_probe() -> None:
 def test_every_scale_has_a_study() -> None:
     for path in Path("conf/scale").glob("*.yaml"):
         assert scales.load_probe(path.stem).name == path.stem
+
+
+def test_requests_of_a_short_data_set_are_made_up_for_by_the_others() -> None:
+    """The paper's 1,000 requests, although HumanEval has 164."""
+    sizes = {"gsm8k": 1000, "wikitext2": 1000, "humaneval": 164, "gpqa": 198, "c4": 1000}
+    found = [Request("data set", name, [index]) for name, size in sizes.items() for index in range(size)]
+    kept = Counter(one.dataset for one in evenly(found, 1000))
+    assert kept == {"humaneval": 164, "gpqa": 198, "gsm8k": 213, "wikitext2": 213, "c4": 212}
+    assert len(evenly(found[:50], 1000)) == 50
+    assert [one.tokens for one in evenly(found, 3)] == [[0], [0], [0]]
+
+
+def test_the_study_at_scale_paper_asks_for_the_papers_requests() -> None:
+    assert scales.load_probe("paper").total_requests == published.FIDELITY_REQUESTS
+
+
+def test_spread_states_the_least_values() -> None:
+    """Instances, layers and requests of one method, by hand from the rows."""
+    frame = made_up()
+    rows = TABLES["fidelity_spread"].build({"fidelity": frame}).frame
+    for level, keys in (("instance", ["request", "layer"]), ("layer", ["layer"]), ("request", ["request"])):
+        mine = frame[(frame["quantity"] == "set_match") & (frame["method"] == frame["method"].iloc[0])]
+        values = mine.groupby(keys)["value"].mean() * 100
+        row = rows[rows["values by"] == level].iloc[0]
+        assert row["values"] == str(len(values))
+        assert row["least"] == pytest.approx(values.min()) and row["mean"] == pytest.approx(values.mean())

@@ -145,8 +145,8 @@ def run(options: Options) -> None:
     options.check()
     spec = NARROW[options.model]
     out = Path(options.out) if options.out else ROOT / "data" / "standins" / options.model
-    chosen = {field.name: getattr(options, field.name, field.default) for field in dataclasses.fields(TrainSettings)}
-    settings = TrainSettings(**chosen)
+    given = {key: value for key, value in vars(options).items() if hasattr(TrainSettings, key)}
+    settings = dataclasses.replace(TrainSettings(), **given)
     first = load_standin(spec, Path(options.start)) if options.start else None
     if options.data == TOKENS and not TOKENS.is_file():
         print("building the corpus and the tokenizer first", flush=True)
