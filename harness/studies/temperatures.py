@@ -98,7 +98,7 @@ def deviations(mine: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-@table("device.temperatures", "temperatures")
+@table("device.temperatures", "temperatures", about="texts by temperature, and how far they are from the paper's")
 def temperatures_table(frames: Frames) -> Table:
     frame = frames["temperatures"].assign(T=frames["temperatures"]["temperature"].map("{:g}".format))
     rows = table_rows(frame, ["charged_as", "T"], deviations)
