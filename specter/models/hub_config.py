@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specter.errors import SpecterError
 from specter.files import read_object
-from specter.models.families.base import FAMILIES, Config, Family
+from specter.models.families.base import FAMILIES, IGNORED, Config, Family, Values, check_settings
 from specter.models.spec import ModelSpec, RopeSpec
 
 # Fields of `ModelSpec` and their keys in every family's config.json; the latter may be absent.
@@ -19,6 +19,14 @@ _KEYS = {
     "num_heads": "num_attention_heads",
 }
 _DEFAULTED = {"norm_eps": "rms_norm_eps", "max_positions": "max_position_embeddings", "tied": "tie_word_embeddings"}
+_OWN = "specter_"  # name and source of a full-size configuration
+_READ = {"rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"}  # by `rope_settings`
+_SUPPORTED: Values = {
+    "hidden_act": ("silu",),
+    "tie_word_embeddings": (False, True),
+    "partial_rotary_factor": (None, 1.0),
+    "is_encoder_decoder": (False,),
+}
 
 
 def read_spec(directory: Path) -> ModelSpec:
@@ -39,14 +47,21 @@ def spec_of(config: Config, name: str) -> ModelSpec:
             f"{name}: model_type {config.get('model_type')!r} is not supported", f"use a checkpoint of {known}"
         )
     family = FAMILIES[model_type]
+    config = family.defaults | config
     try:
-        _check_supported(config, name, family)
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method", "an unknown method")
             raise SpecterError(
                 f"{name}: the checkpoint is quantised already ({method})",
                 f"use the 16-bit one ({family.published}); the draft is made from it by python -m specter.quantize",
             )
+        check_settings(
+            {key: value for key, value in config.items() if not key.startswith(_OWN)},
+            known_keys(family),
+            {**_SUPPORTED, **family.supported},
+            where=f"{name}: config.json",
+            remedy=family.published,
+        )
         fields = {field: config[key] for field, key in {**_KEYS, **family.keys}.items()}
         defaulted = {field: config[key] for field, key in _DEFAULTED.items() if key in config}
         fields |= {field: type(getattr(ModelSpec, field))(value) for field, value in defaulted.items()}
@@ -77,14 +92,10 @@ def config_of(spec: ModelSpec) -> Config:
     }
 
 
-def _check_supported(config: Config, name: str, family: type[Family]) -> None:
-    """Raises SpecterError for the first key whose value is not supported, KeyError if it must not be absent."""
-    for key, values in {"hidden_act": ("silu", None), **family.supported}.items():
-        if config.get(key) not in values:
-            raise SpecterError(
-                f"{name}: config.json has {key}={config[key]!r}, which is not implemented",
-                f"use a checkpoint with {key} in {values} ({family.published})",
-            )
+def known_keys(family: type[Family]) -> frozenset[str]:
+    """The keys of config.json that are read or cannot change logits; those in `supported` come on top."""
+    honoured = {*_KEYS.values(), *_DEFAULTED.values(), *family.keys.values(), *family.read_keys, *_READ}
+    return IGNORED | family.ignored | honoured
 
 
 def _check_sizes(spec: ModelSpec, family: type[Family]) -> None:

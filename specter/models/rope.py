@@ -35,7 +35,7 @@ def inverse_frequencies(rope: RopeSpec, dim: int, is_long: bool = False) -> Tens
 
     low = max(math.floor(pair_of(rope.beta_fast)), 0)
     high = min(math.ceil(pair_of(rope.beta_slow)), dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0, 1)
     return plain / rope.factor * ramp + plain * (1 - ramp)
 
 

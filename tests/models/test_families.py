@@ -31,7 +31,7 @@ class ToyMoe(Family):
 
     @staticmethod
     def read(config: Config, name: str) -> Config:
-        _, rope = rope_settings(config, name, ("default",), 10000.0)
+        _, rope = rope_settings(config, name, {"default": ()}, 10000.0)
         return grouped_heads(config) | {
             "num_dense_layers": 0, "dense_inter": 0, "shared_inter": 0, "norm_top_k": True,
             "rope": {"theta": rope["rope_theta"]},

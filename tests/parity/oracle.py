@@ -12,15 +12,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specter.models.checkpoint import Checkpoint
+from specter.models.families.base import FAMILIES
 from specter.models.hub_config import config_of
 from specter.models.names import canonical
 from specter.models.spec import ModelSpec
 
 
-def build_oracle(spec: ModelSpec) -> PreTrainedModel:
-    """transformers' model of this configuration, fp32, freshly initialised."""
-    config = config_of(spec)
-    model_class: Any = getattr(transformers, config["architectures"][0])
+def build_oracle(spec: ModelSpec, config: dict[str, Any] | None = None) -> PreTrainedModel:
+    """transformers' model of this configuration (by default the spec's), fp32, freshly initialised."""
+    config = config or config_of(spec)
+    model_class: Any = getattr(transformers, FAMILIES[spec.family].architecture)
     settings = model_class.config_class.from_dict({**config, "attn_implementation": "eager"})
     model = model_class(settings).float().eval()
     if spec.rope.short_factors:
@@ -28,11 +29,12 @@ def build_oracle(spec: ModelSpec) -> PreTrainedModel:
     return model
 
 
-def load_oracle(directory: Path) -> PreTrainedModel:
-    """transformers' model with the values of our (possibly int8-coded) checkpoint; strict."""
+def load_oracle(directory: Path, config: dict[str, Any] | None = None) -> PreTrainedModel:
+    """transformers' model with the values of our (possibly int8-coded) checkpoint; strict. `config`: as in
+    `build_oracle`."""
     checkpoint = Checkpoint.open(directory)
     spec = checkpoint.spec
-    model = build_oracle(spec)
+    model = build_oracle(spec, config)
     state = {}
     for stored in model.state_dict():
         name = canonical(spec.family, stored)

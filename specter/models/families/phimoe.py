@@ -8,13 +8,29 @@ from specter.errors import SpecterError
 from specter.models.families.base import FAMILIES, Config, Family, grouped_heads, rope_settings
 from specter.models.spec import ModelSpec
 
+_ROPES = {
+    # factor and attention_factor have no effect beside short_mscale and long_mscale, which are required.
+    "longrope": (
+        *("short_factor", "long_factor", "short_mscale", "long_mscale", "original_max_position_embeddings"),
+        *("factor", "attention_factor"),
+    ),
+    "default": (),
+}
+
 
 @FAMILIES.register("phimoe")
 class Phimoe(Family):
     architecture = "PhimoeForCausalLM"
     published = "Phi-3.5-MoE"
     keys: ClassVar = {"expert_inter": "intermediate_size", "num_experts": "num_local_experts"}
-    supported: ClassVar = {"num_experts_per_tok": (2,)}  # sparsemixer has two masked softmaxes
+    read_keys = Family.read_keys | {"sliding_window", "router_jitter_noise"}
+    supported: ClassVar = {
+        "num_experts_per_tok": (2,),  # sparsemixer has two masked softmaxes
+        "attention_bias": (False, True),
+        "lm_head_bias": (False, True),
+    }
+    ignored = frozenset({"input_jitter_noise", "hidden_dropout"})  # training only
+    defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
     from_hub = (
         (r"\.block_sparse_moe\.", ".mlp."),
         (r"\.mlp\.router\.", ".mlp.gate."),
@@ -37,7 +53,7 @@ class Phimoe(Family):
                 f"{name}: config.json has sliding_window={window}, which is not implemented",
                 "use a checkpoint that attends to all positions (Phi-3.5-MoE)",
             )
-        kind, scaling = rope_settings(config, name, ("longrope", "default"), 1000000.0)
+        kind, scaling = rope_settings(config, name, _ROPES, 1000000.0)
         rope: Config = {"theta": scaling["rope_theta"]}
         if kind == "longrope":
             heads = grouped_heads(config)

@@ -18,19 +18,33 @@ class Qwen2Moe(Family):
         "num_experts": "num_experts",
         "shared_inter": "shared_expert_intermediate_size",
     }
-    supported: ClassVar = {"use_sliding_window": (False, None), "decoder_sparse_step": (1, None)}
+    read_keys = Family.read_keys | {"intermediate_size", "mlp_only_layers", "layer_types"}
+    supported: ClassVar = {
+        "use_sliding_window": (False,),
+        "decoder_sparse_step": (1,),
+        "qkv_bias": (True, False),
+        "norm_topk_prob": (False, True),
+    }
+    ignored = frozenset({"sliding_window", "max_window_layers"})  # read with use_sliding_window only
+    defaults: ClassVar = {"num_key_value_heads": 16, "max_position_embeddings": 32768}
     from_hub = ((r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),)
     to_hub = ((r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),)
 
     @staticmethod
     def read(config: Config, name: str) -> Config:
+        kinds = config.get("layer_types")
+        if kinds is not None and kinds != ["full_attention"] * config["num_hidden_layers"]:
+            raise SpecterError(
+                f"{name}: config.json has layer_types={kinds!r:.60}, which is not implemented",
+                "use a checkpoint with full attention in every layer (Qwen1.5-MoE-A2.7B)",
+            )
         dense = sorted(config.get("mlp_only_layers") or [])
         if dense != list(range(len(dense))):
             raise SpecterError(
                 f"{name}: config.json has dense layers {dense} between MoE layers, which is not implemented",
                 "use a checkpoint whose first layers are the dense ones, or one without (Qwen1.5-MoE-A2.7B)",
             )
-        _, scaling = rope_settings(config, name, ("default",), 10000.0)
+        _, scaling = rope_settings(config, name, {"default": ()}, 10000.0)
         return grouped_heads(config) | {
             "num_dense_layers": len(dense),
             "dense_inter": config["intermediate_size"] if dense else 0,
