@@ -46,13 +46,15 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def read_record(path: Path) -> pd.DataFrame:
-    """A list of objects (a row each), or what a bench measured: its rows, its summary as name and median, the GPU."""
+    """A list of objects (a row each), or what was measured: rows or cells, the summary as name and median, the GPU."""
     content = json.loads(path.read_text())
     if isinstance(content, list):
         return pd.DataFrame(content)
-    rows = [{key: row[key] for key in row if key != "values"} for row in content["table"]]
+    rows = [{key: row[key] for key in row if key != "values"} for row in content.get("cells", content.get("table"))]
     rows += [{"name": name, "median": value} for name, value in content["summary"].items()]
-    return pd.DataFrame(rows).assign(gpu=content["provenance"]["gpu"])
+    where = content["provenance"]  # of the record, or of each model
+    gpus = [where["gpu"]] if "gpu" in where else [one["gpu"] for one in where.values()]
+    return pd.DataFrame(rows).assign(gpu=" / ".join(dict.fromkeys(gpus)))
 
 
 def read_trace(path: Path) -> pd.DataFrame:

@@ -1,0 +1,87 @@
+"""Whole systems on residual experts, measured on a device, beside the same systems on 16-bit experts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from harness.plotting.charts import Grid, note
+from harness.plotting.frames import MIN_INPUTS, Frames, rows_of
+from harness.plotting.tables import Table
+from harness.plotting.titles import colour, in_order, title
+from harness.studies.registry import figure, table
+
+SYSTEMS = ("specmoeoff_tuned", "specter_deadline", "lru", "lru_residual", "specter_deadline_residual", "specter_plus")
+OURS = "specter_plus"
+WHAT = (
+    "Inflated stand-ins, equal device bytes, device clock; medians over the first texts of up to five data sets. 64 "
+    "tokens after 24 of warm-up (Phi: 16 after 4). Greedy texts of the stand-ins loop. Missing bars were not measured; "
+    "least and greatest text where there are five."
+)
+
+
+def _cells(frames: Frames) -> pd.DataFrame:
+    """One row per model, tier, sampling and system; of several fixed K the fastest."""
+    cells = frames["residual"].dropna(subset="model")
+    cells = cells[cells["system"].isin(SYSTEMS)]
+    return cells.sort_values("tpot_ms").drop_duplicates(["model", "tier", "sampling", "system"])
+
+
+def _gpu(frames: Frames) -> str:
+    return " / ".join(dict.fromkeys(frames["residual"]["gpu"]))
+
+
+def residual_data(frames: Frames) -> pd.DataFrame:
+    """[panel, model, sampling, tier, system, value (ms), least, most, num_texts]."""
+    cells = _cells(frames).rename(columns={"tpot_ms": "value", "tpot_ms_min": "least", "tpot_ms_max": "most"})
+    order = {name: index for index, name in enumerate(in_order("model", cells["model"].unique()))}
+
+    def place(column: pd.Series) -> pd.Series:
+        return column.map(order) if column.name == "model" else column
+
+    cells = cells.sort_values(["model", "sampling", "tier"], key=place)
+    cells = cells.assign(model=[title("model", name) for name in cells["model"]])
+    cells = cells.assign(panel=cells["model"] + ", " + cells["sampling"])
+    return cells[["panel", "model", "sampling", "tier", "system", "value", "least", "most", "num_texts"]]
+
+
+@figure(
+    "device.residual", "residual", data=residual_data, footer=lambda frames: [f"{_gpu(frames)}. {WHAT}"],
+    about="TPOT of whole systems on residual and on 16-bit experts, three models, at equal device bytes",
+)  # fmt: skip
+def draw_residual(data: pd.DataFrame) -> Grid:
+    grid = Grid(data, rows="model", columns="sampling", height=1.9, margin=0.6, y="ms per token", legend=3)
+    tiers = ["high", "low"]
+    for panel, part in grid:
+        for index, system in enumerate(SYSTEMS):
+            found = rows_of(part, system=system).set_index("tier").reindex(tiers)
+            x = np.arange(len(tiers)) + (index - (len(SYSTEMS) - 1) / 2) * 0.15
+            many = found["num_texts"] >= MIN_INPUTS
+            spread = [(found["value"] - found["least"]).where(many), (found["most"] - found["value"]).where(many)]
+            panel.bar(x, found["value"], 0.14, color=colour(system), label=title("system", system))
+            panel.errorbar(x, found["value"], yerr=spread, fmt="none", ecolor="#333333", elinewidth=0.7)
+            for at, value, top in zip(x, found["value"], found["most"], strict=True):
+                if np.isfinite(value):
+                    note(panel, f"{value:.3g}", (at, top))
+        panel.set_ylim(0, 1.15 * part["most"].max())
+        panel.set_xticks(range(len(tiers)), tiers)
+    return grid
+
+
+@table("device.residual", "residual", about="the same as numbers, with × floor_trace and what it is over")
+def residual_table(frames: Frames) -> Table:
+    cells = _cells(frames)
+    key = ["model", "tier", "sampling"]
+    wide = cells.pivot(index=key, columns="system", values="tpot_ms").reindex(columns=list(SYSTEMS))
+    ours = wide[OURS].fillna(wide["specter_deadline_residual"])
+    floors = cells[cells["system"].isin([OURS, "specter_deadline_residual"])].sort_values("system")
+    over = floors.drop_duplicates(key, keep="last").set_index(key)["over_floor_trace"]
+    rows = wide.rename(columns={name: f"{title('system', name)} (ms)" for name in SYSTEMS})
+    rows["× floor_trace"] = over
+    for name in ("lru", "lru_residual", "specmoeoff_tuned"):
+        rows[f"over {title('system', name)}"] = wide[name] / ours
+    order = in_order("model", cells["model"].unique())
+    rows = rows.reindex(order, level="model").reset_index()
+    rows["model"] = [title("model", name) for name in rows["model"]]
+    words = [f"{_gpu(frames)}. {WHAT} Last columns: of Specter+, or of the fixed K where it was not measured."]
+    return Table("Whole systems on residual experts", rows, 3, words, {"clock": "device", "hardware": _gpu(frames)})
