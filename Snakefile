@@ -17,6 +17,7 @@ sys.path.insert(0, workflow.basedir)
 from harness import catalogue, plan, scales
 from harness.claims import load_claims, record_files, tidy_sources
 from harness.plotting import titles
+from harness.validation import check_all
 from specter.errors import SpecterError
 from specter.sources import code_digest
 
@@ -32,6 +33,7 @@ ENVIRONMENT = "environment.yml"  # used with --sdm conda only; `make` builds .ve
 SCALES = [path.stem for path in sorted((scales.CONF / "scale").glob("*.yaml"))]
 
 try:
+    check_all()
     SCALE = scales.load_scale(config.get("scale", "laptop"))
     CLAIMS = load_claims()
 except SpecterError as error:

@@ -46,7 +46,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         (["k=many"], "k='many' is not a depth", "k=auto"),
         (["budget.num_bytes=30000000"], "fewer than 2 slots", "budget.num_bytes=34603008"),
         (["budget.experts_per_layer=0.01"], "fewer than 2 slots", "budget.num_bytes"),
-        (["budget.tier=vast"], "'vast' is unknown", "high, low, smallest"),
+        (["budget.tier=vast"], "'vast' is unknown", "high, low, card, smallest"),
         (["budget.experts_per_layer=3", "budget.num_bytes=10"], "both set", "one of the two"),
         (["sampling.kind=beam"], "sampling.kind='beam'", "greedy, seeded, rejection"),
         (["sampling=seeded", "sampling.temperature=0"], "temperature=0", "temperature > 0"),
