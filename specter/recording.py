@@ -10,8 +10,9 @@ a row of a target pass does not depend on the rows after it.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -29,6 +30,7 @@ from specter.records import Generation
 NO_TOKEN = -1  # the target's token after a rejected draft: never read
 NO_EXPERT = -1  # routing that the host does not see
 DENSE = "dense"  # key of `Recording.meta`
+CHECKSUM = "sha256"  # key in a file: a flipped bit would change tables silently
 
 
 @dataclass(slots=True)
@@ -80,17 +82,21 @@ class Recording:
             if one.predicted is not None:
                 arrays[f"{index}.predicted"] = one.predicted
         positions = json.dumps([one.position for one in self.passes])
+        checksum = _checksum(arrays, positions)
         with replacing(path) as part:
-            save_file(arrays, part, metadata={**self.meta, "positions": positions})
+            save_file(arrays, part, metadata={**self.meta, "positions": positions, CHECKSUM: checksum})
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """Reads a file of `save`. Raises SpecterError naming the file if it is not one."""
+        """Reads a file of `save`. Raises SpecterError naming the file if it is not one, or if its content changed."""
         try:
             with safe_open(path, framework="np") as file:
                 meta = dict(file.metadata() or {})
             arrays = load_file(path)
-            positions = json.loads(meta.pop("positions"))
+            stated = meta.pop("positions")
+            if meta.pop(CHECKSUM, "") != _checksum(arrays, stated):
+                raise ValueError("its content does not have its checksum, or it is of an older version")
+            positions = json.loads(stated)
             passes = [
                 RecordedPass(
                     position,
@@ -105,6 +111,15 @@ class Recording:
         except (SafetensorError, KeyError, OSError, ValueError) as error:
             raise SpecterError(f"{path} is not a recording: {error}", "delete it: it will be made anew") from None
         return cls(passes, meta)
+
+
+def _checksum(arrays: Mapping[str, NDArray[np.generic]], positions: str) -> str:
+    """SHA-256 of all arrays by name, and of the positions."""
+    digest = hashlib.sha256(positions.encode())
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
 
 
 class RecordingModel:

@@ -104,6 +104,19 @@ def test_calls_that_were_not_recorded_are_refused() -> None:
         replay(recording, 0)
 
 
+@pytest.mark.parametrize("place", range(1, 9))
+def test_a_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
+    _, recording = record(4)
+    path = tmp_path / "run.safetensors"
+    recording.save(path)
+    content = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")  # of the arrays
+    content[begin + (len(content) - begin) * place // 9] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(SpecterError, match=r"run.safetensors is not a recording(?s:.*)checksum"):
+        Recording.load(path)
+
+
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     _, recording = record(4)
     path = tmp_path / "run.safetensors"
