@@ -16,7 +16,7 @@ NUMERAL = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?!\.?\w)")
 NOT_RESULTS = {
     "versions": ["Python {3.11} or {3.12}, git", "(torch {2.11}, Triton {3.6};", "beside transformers {5};"],
     "times of a machine, in ARTIFACT too": [
-        "| installation | {2}–{3} min |", "| {12} to {20} min, by machine |", "on one prompt | {1} to {4} min |",
+        "| installation | {2}–{3} min |", "| {15} to {30} min, by machine;", "on one prompt | {1} to {4} min |",
         "| `make test` | {3} to {6} min |",
     ],
     "needs, checked before a run": [
