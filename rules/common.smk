@@ -1,5 +1,6 @@
 # What the rules share: the digests of their code, the files that they read, and what a scale delivers.
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
+DRILLED = ("main", "residual")  # experiments whose runs the report has in detail
 NUM_DECOMPOSED = 1  # data sets of the experiment `main` whose speed-ups are explained
 
 
@@ -114,14 +115,38 @@ def tables(scale, *kinds):
     return [f"paper_tables/{scale}/{name}.{kind}" for name in catalogue.tables(scale) for kind in kinds]
 
 
+def measured_names(studies):
+    """The figures or tables of every machine that has records, as files are named."""
+    machines = [path for path in sorted(Path("data/reference").glob("*")) if path.is_dir()]
+    return [f"{machine.name}_{name}" for machine in machines for name in catalogue.of_device(studies, machine)]
+
+
+def measured_figures(kind):
+    return [f"figures/device/{name}.{kind}" for name in measured_names(catalogue.FIGURES)]
+
+
 def measured():
     """Figures and tables of every machine that has records."""
-    machines = [path for path in sorted(Path("data/reference").glob("*")) if path.is_dir()]
+    names = measured_names(catalogue.TABLES)
+    tables = [f"paper_tables/device/{name}.{kind}" for name in names for kind in ("tex", "md", "csv")]
+    return [*measured_figures("pdf"), *measured_figures("png"), *tables]
+
+
+def captions(scale):
+    """Of the figures of a scale and of all records, in their order."""
     return [
-        *[f"figures/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.of_device(catalogue.FIGURES, m)
-          for kind in ("pdf", "png")],
-        *[f"paper_tables/device/{m.name}_{name}.{kind}" for m in machines for name in catalogue.of_device(catalogue.TABLES, m)
-          for kind in ("tex", "md", "csv")],
+        *[f"results/{scale}/figures/{name}.json" for name in catalogue.figures(scale)],
+        *[f"results/device/figures/{name}.json" for name in measured_names(catalogue.FIGURES)],
+    ]
+
+
+def drilled(pattern, scale):
+    """A path for every experiment and model whose runs the page has in detail, of the first data set."""
+    size = scales.load_scale(scale)
+    return [
+        pattern.format(scale=scale, experiment=name, model=model, dataset=scales.datasets(scale, name, model)[0])
+        for name in DRILLED
+        for model in size.models_of(name)
     ]
 
 

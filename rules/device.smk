@@ -13,6 +13,7 @@ rule device_figure:
             category="Figures",
             labels={"figure": "{machine} {figure}", "scale": "device"},
         ),
+        json="results/device/figures/{machine}_{figure}.json",
     params:
         code=lambda wildcards: code_digest("harness.plotting", catalogue.FIGURES[f"device.{wildcards.figure}"].module),
         labels=plan.digest(titles.labels()),
@@ -41,6 +42,7 @@ rule device_table:
             labels={"table": "{machine} {table}", "scale": "device"},
         ),
         csv="paper_tables/device/{machine}_{table}.csv",
+        json="results/device/tables/{machine}_{table}.json",
     params:
         code=lambda wildcards: code_digest("harness.plotting", catalogue.TABLES[f"device.{wildcards.table}"].module),
         labels=plan.digest(titles.labels()),

@@ -13,6 +13,7 @@ rule figure:
             category="Figures",
             labels={"figure": "{figure}", "scale": "{scale}"},
         ),
+        json="results/{scale}/figures/{figure}.json",
     params:
         code=lambda wildcards: code_digest("harness.plotting", figure_study(wildcards).module),
         name=lambda wildcards: figure_study(wildcards).name,
@@ -62,25 +63,38 @@ rule table:
 
 
 rule page:
-    # One self-contained HTML page with every figure and table of a scale.
+    # One self-contained HTML page with every figure and table of a scale and of all records, claims, and some runs.
     input:
         "harness/report.html.j2",
-        figures=lambda wildcards: figures(wildcards.scale, "png"),
-        tables=lambda wildcards: [f"results/{wildcards.scale}/tables/{t}.json" for t in catalogue.tables(wildcards.scale)],
+        claims="results/{scale}/check.json",
+        figures=lambda wildcards: [*figures(wildcards.scale, "png"), *measured_figures("png")],
+        captions=lambda wildcards: captions(wildcards.scale),
+        tables=lambda wildcards: [
+            *[f"results/{wildcards.scale}/tables/{name}.json" for name in catalogue.tables(wildcards.scale)],
+            *[f"results/device/tables/{name}.json" for name in measured_names(catalogue.TABLES)],
+        ],
         checks=lambda wildcards: live_checks(scales.load_scale(wildcards.scale)),
+        runs=lambda wildcards: drilled("results/{scale}/{experiment}/{model}/{dataset}", wildcards.scale),
+        manifests=lambda wildcards: drilled(
+            "results/{scale}/manifests/{experiment}/{model}/{dataset}.json", wildcards.scale
+        ),
     output:
         "results/{scale}/report.html",
     params:
         code=code_digest("harness.report"),
         plan=lambda wildcards: plan.digest(scales.load_scale(wildcards.scale)),
         figures=listed("figures"),
+        captions=listed("captions"),
         tables=listed("tables"),
         checks=listed("checks"),
+        runs=listed("runs"),
+        manifests=listed("manifests"),
     log:
         "results/{scale}/logs/page.log",
     conda:
         f"{workflow.basedir}/{ENVIRONMENT}"
     threads: 1
     shell:
-        "logged {log} python -m harness.report scale={wildcards.scale} out={output} figures={params.figures} "
-        "tables={params.tables} checks={params.checks}"
+        "logged {log} python -m harness.report scale={wildcards.scale} out={output} claims={input.claims} "
+        "figures={params.figures} captions={params.captions} tables={params.tables} checks={params.checks} "
+        "runs={params.runs} manifests={params.manifests}"

@@ -10,13 +10,16 @@ from harness.plotting import charts, tables
 from harness.plotting.frames import of_model, read
 from specter.arguments import run_command
 from specter.errors import SpecterError
+from specter.files import write_json
+
+CAPTION = ".json"  # the format of a figure's caption
 
 
 @dataclass(frozen=True)
 class Options:
     """Makes one figure or one table from tidy tables."""
 
-    out: tuple[Path, ...]  # a file per format
+    out: tuple[Path, ...]  # a file per format; a figure's .json is its caption, for the report
     tidy: tuple[Path, ...]  # the sources of the figure or table
     figure: str = ""
     table: str = ""
@@ -30,7 +33,11 @@ def main(options: Options) -> None:
     if options.model:
         frames = of_model(frames, options.model)
     if options.figure:
-        charts.save(FIGURES[options.figure].make(frames), options.out)
+        study = FIGURES[options.figure]
+        charts.save(study.make(frames), [path for path in options.out if path.suffix != CAPTION])
+        for path in options.out:
+            if path.suffix == CAPTION:
+                write_json(path, study.caption(frames))
     else:
         tables.save(TABLES[options.table].build(frames), options.out)
     print(f"wrote {', '.join(map(str, options.out))}")

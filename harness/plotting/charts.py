@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+
+from harness.plotting.fit import VALUE, shrink_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,8 @@ MODES = {"greedy": "#56B4E9", "seeded": "#0072B2", "teacher-forced": "#D55E00"}
 PAPER = "#222222"  # published values, and lines of reference
 WIDE, NARROW = 7.2, 4.0  # inches: two columns, one column
 FOOTER_POINTS = 6.2
+APART = 2.0  # width of the group that stands apart, in those of another
+WHISKER: dict[str, Any] = {"elinewidth": 0.7, "ecolor": "#777777", "capsize": 1.2}
 
 
 class Grid:
@@ -30,9 +33,8 @@ class Grid:
         data: what the figure draws.
         rows, columns: names of columns of `data`; empty for a single row or column of panels.
         width, height: inches of the figure, and of one row of panels.
-        margin: inches for the legend.
         x, y: titles of the axes, at the outer panels.
-        legend: columns of one legend for all panels, above them; 0: one row; None: no such legend.
+        legend: one legend for all panels stands above them, in as many columns as fit.
     """
 
     def __init__(
@@ -43,20 +45,18 @@ class Grid:
         columns: str = "",
         width: float = WIDE,
         height: float,
-        margin: float = 0.0,
-        sharex: bool = False,
+        sharex: bool | Literal["row", "col"] = False,
         sharey: bool | Literal["row", "col"] = False,
         title_size: float = 8.5,
         x: str = "",
         y: str = "",
-        legend: int | None = None,
+        legend: bool = False,
     ) -> None:
         self.data, self.rows, self.columns, self.title_size, self.legend = data, rows, columns, title_size, legend
         self.row_values = data[rows].unique().tolist() if rows else [None]
         self.column_values = data[columns].unique().tolist() if columns else [None]
         num_rows, num_columns = len(self.row_values), len(self.column_values)
-        size = (width, height * num_rows + margin)
-        self.figure = _new_figure(size)
+        self.figure = _new_figure((width, height * num_rows))
         axes = self.figure.subplots(num_rows, num_columns, squeeze=False, sharex=sharex, sharey=sharey)
         self.axes: list[list[Axes]] = axes.tolist()
         for panel in self.axes[-1]:
@@ -74,17 +74,60 @@ class Grid:
                     panel.set_title(part["panel"].iloc[0], fontsize=self.title_size)
                 yield panel, part
 
-    def finish(self, lines: Sequence[str]) -> Figure:
-        """The figure, with its legend and these lines below."""
-        if self.legend is not None:
-            handles: dict[str, Any] = {}
-            for panel in (panel for row in self.axes for panel in row):
-                for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
-                    handles.setdefault(name, handle)
-            columns = self.legend or len(handles)
-            self.figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=columns)
-        footer(self.figure, lines)
+    def finish(self, below: str) -> Figure:
+        """The figure, with its legend above and these words below; it grows by their height."""
+        lines = wrapped(below, FOOTER_POINTS, self.figure.get_size_inches()[0] * 0.97)
+        text = "\n".join(lines)
+        self.figure.text(0.01, 0.012, text, fontsize=FOOTER_POINTS, color="#555555", va="bottom", linespacing=1.25)
+        room = (len(lines) * FOOTER_POINTS * 1.3 + 6) / 72
+        _grow(self.figure, room + self._add_legend(), share_below=room)
+        shrink_values(self.figure)
         return self.figure
+
+    def _add_legend(self) -> float:
+        """Adds the legend in the fewest rows that fit the width. Returns its height in inches."""
+        if not self.legend:
+            return 0.0
+        handles: dict[str, Any] = {}
+        for panel in (panel for row in self.axes for panel in row):
+            for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
+                handles.setdefault(name, handle)
+        for rows in range(1, len(handles) + 1):
+            columns = -(-len(handles) // rows)
+            legend = self.figure.legend(
+                list(handles.values()), list(handles), loc="outside upper center", ncols=columns
+            )
+            self.figure.draw_without_rendering()
+            box = legend.get_window_extent()
+            if box.width <= self.figure.bbox.width or columns == 1:
+                break
+            legend.remove()
+        return box.height / self.figure.dpi
+
+
+def _grow(figure: Figure, inches: float, *, share_below: float) -> None:
+    """Makes a figure higher, with room for `share_below` inches under its panels."""
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + inches)
+    share = share_below / (height + inches)
+    figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))  # type: ignore[union-attr, call-arg]
+
+
+def wrapped(text: str, points: float, inches: float) -> list[str]:
+    """`text` in lines that are at most this wide."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font, lines = FontProperties(family="DejaVu Sans", size=points), [""]
+    for sign in "=×":
+        text = text.replace(f" {sign} ", f"\N{NO-BREAK SPACE}{sign}\N{NO-BREAK SPACE}")
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".strip(" ")
+        if lines[-1] and text_to_path.get_text_width_height_descent(longer, font, ismath=False)[0] > inches * 72:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def grouped_bars(
@@ -98,8 +141,8 @@ def grouped_bars(
     value_format: str = "{:.0f}",
     apart: str = "",
     above: str = "",
+    floor: str = "",
     rotation: int = 0,
-    value_size: float = 5.8,
 ) -> dict[tuple[str, str], float]:
     """Draws a bar per row of `data`. Returns the bar centres by (group, series).
 
@@ -107,27 +150,31 @@ def grouped_bars(
         groups, series, value: columns of `data`; groups stand in the order of appearance. Columns `least` and
             `greatest`, where there, become whiskers.
         styles: label and colour of every series, in order; a series without rows leaves its place empty.
-        apart: the group that is set apart, whose bars alone carry their values; empty: all bars carry them.
+        apart: the group that is set apart, in wider bars that alone carry their values; empty: all bars carry them.
         above: the column of heights at which values stand; empty: at the top of their bars.
-        value_size: points of the values.
+        floor: the column of floors, each marked across its bar; empty: none.
     """
     names = data[groups].unique().tolist()
-    width = 0.8 / len(styles)
-    base = dict(zip(names, np.arange(len(names), dtype=float), strict=True))
+    widths = {name: APART if name == apart and len(names) > 1 else 1.0 for name in names}
+    ends = np.cumsum(list(widths.values()))
+    base = {name: end - width / 2 for (name, width), end in zip(widths.items(), ends.tolist(), strict=True)}
     if apart and len(names) > 1:
-        base[apart] += 0.35
-        axes.axvline((base[names[-2]] + base[apart]) / 2, color="#cccccc", linewidth=0.7)
+        axes.axvline(ends[-2], color="#cccccc", linewidth=0.7)
+    bar = np.array([width * 0.84 / len(styles) for width in widths.values()])
     centres: dict[tuple[str, str], float] = {}
     for index, (name, (label, colour)) in enumerate(styles.items()):
         mine = data[data[series] == name].set_index(groups).reindex(names)
-        x = [base[group] + (index - (len(styles) - 1) / 2) * width for group in names]
-        centres |= {(group, name): centre for group, centre in zip(names, x, strict=True)}
-        axes.bar(x, mine[value], width * 0.92, yerr=whiskers(mine, value), color=colour, label=label,
-                 error_kw={"elinewidth": 0.7, "ecolor": "#333333"})  # fmt: skip
+        x = np.array(list(base.values())) + (index - (len(styles) - 1) / 2) * bar
+        centres |= {(group, name): centre for group, centre in zip(names, x.tolist(), strict=True)}
+        axes.bar(x, mine[value], bar * 0.92, yerr=whiskers(mine, value), color=colour, label=label, error_kw=WHISKER)
         for group, centre, height, place in zip(names, x, mine[value], mine[above or value], strict=True):
-            if group == apart or not apart:
-                note(axes, value_format.format(height), (centre, place), rotation=rotation, size=value_size)
+            if group == apart or not apart or len(names) == 1:
+                note(axes, value_format.format(height), (centre, place), rotation=rotation)
+        for centre, half, height in zip(x, bar / 2, mine[floor], strict=True) if floor else ():
+            if np.isfinite(height):
+                mark(axes, centre, height, half=half, label="floor_trace")
     axes.set_xticks(list(base.values()), names, fontsize=6.6)
+    axes.set_xlim(0, ends[-1])
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.1)  # room for the values
     return centres
@@ -151,7 +198,12 @@ def note(
     size: float = 5.8,
     rotation: int = 0,
 ) -> None:
-    """Writes `text` beside a point: above it, or to its right. Nothing is written at a point that is not finite."""
+    """Writes `text` beside a finite point, edged in white: above it, or to its right.
+
+    `Grid.finish` makes it smaller where it does not fit.
+    """
+    from matplotlib.patheffects import withStroke
+
     if not np.isfinite(at).all():
         return
     axes.annotate(
@@ -164,13 +216,18 @@ def note(
         fontsize=size,
         rotation=rotation,
         color="#222222",
+        gid=VALUE,
+        path_effects=[withStroke(linewidth=1.4, foreground="white")],
     )
 
 
 def mark(axes: Axes, at: float, value: float, *, half: float, label: str = "", upright: bool = False) -> None:
-    """A short black line across a bar (or, upright, across a row) at `value`."""
+    """A short black line edged in white across a bar (or, upright, across a row) at `value`, above whiskers."""
+    from matplotlib.patheffects import withStroke
+
     lines = axes.vlines if upright else axes.hlines
-    lines(value, at - half, at + half, color=PAPER, lw=1.1, label=label)
+    edge = [withStroke(linewidth=2.6, foreground="white")]
+    lines(value, at - half, at + half, color=PAPER, lw=1.3, label=label, path_effects=edge, zorder=4)
 
 
 def log2_axis(axes: Axes, ticks: Sequence[float], labels: Sequence[str] | None = None, from_zero: bool = False) -> None:
@@ -191,19 +248,6 @@ def plain_log(axis: Axis, *, subs: Sequence[float] | None = None) -> None:
         axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def footer(figure: Figure, lines: Sequence[str]) -> None:
-    """Writes lines of provenance at the bottom, and makes room for them."""
-    width, height = figure.get_size_inches()
-    characters = int(width * 72 / (FOOTER_POINTS * 0.52))
-    wrapped = [part for line in lines for part in textwrap.wrap(line, characters, break_on_hyphens=False)]
-    room = (len(wrapped) * FOOTER_POINTS * 1.3 + 6) / 72
-    figure.set_size_inches(width, height + room)
-    share = room / (height + room)
-    figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))  # type: ignore[union-attr, call-arg]
-    text = "\n".join(wrapped)
-    figure.text(0.01, 0.012, text, fontsize=FOOTER_POINTS, color="#555555", va="bottom", ha="left", linespacing=1.25)
 
 
 def save(figure: Figure, paths: Sequence[Path]) -> None:

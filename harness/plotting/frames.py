@@ -135,7 +135,7 @@ def spread_budgets(frame: pd.DataFrame) -> pd.DataFrame:
 
 def budget_title(frame: pd.DataFrame, budget: str) -> str:
     per_layer = rows_of(frame, budget=budget, system="specter")["experts_per_layer"].min()
-    return f"{budget} ({per_layer:g} experts per layer)"
+    return f"{budget} ({per_layer:g} expert{'' if per_layer == 1 else 's'} per layer)"
 
 
 def sampling_title(frame: pd.DataFrame, sampling: str) -> str:

@@ -69,6 +69,38 @@ def provenance(frame: pd.DataFrame) -> str:
     return "; ".join(parts)
 
 
+def brief(frame: pd.DataFrame) -> str:
+    """Where the numbers of a table come from, in short: clock and machine, checkpoints and texts, sampling."""
+    column = next((name for name in ("charged_as", "model") if name in frame), "")
+    is_measured = "gpu" in frame
+    machine = (
+        " / ".join(frame["gpu"].dropna().unique())
+        if is_measured
+        else " / ".join(title("hardware", name) for name in in_order("hardware", frame.get("hardware", ())))
+    )
+    clock = (
+        "Clock: device"
+        if is_measured
+        else f"Clock: {', '.join(sorted(frame.get('clock', pd.Series(['none'])).unique()))}"
+    )
+    parts = [", ".join(filter(None, (clock, machine)))]
+    if column:
+        frame = frame.dropna(subset=column)
+        kind = "inflated stand-ins" if is_measured else "hub checkpoints"
+        if set(frame.get("checkpoint_kind", ())) == {"standin"} and not is_measured:
+            kind = "narrow stand-ins"
+        by_texts: dict[str, list[str]] = {}
+        for model in names(frame, column):
+            texts = f" ({_num_texts(frame[frame[column] == model])})" if {"dataset", "input"} <= set(frame) else ""
+            by_texts.setdefault(texts, []).append(title("model", model))
+        models = " and ".join(f"{', '.join(named)}{texts}" for texts, named in by_texts.items())
+        num_models = sum(map(len, by_texts.values()))
+        parts.append(f"{kind if num_models > 1 else kind.removesuffix('s')} of {models}")
+    if {"sampling", "temperature"} <= set(frame):
+        parts.append(" and ".join(sampling_title(frame, name) for name in sorted(frame["sampling"].unique())))
+    return "; ".join(parts) + "."
+
+
 def probe_line(frame: pd.DataFrame) -> str:
     """Provenance of the probes, which depend on no clock and no machine."""
     generated = frame[frame["mode"] != "teacher-forced"].rename(columns={"mode": "sampling"})

@@ -42,11 +42,12 @@ def budget_sweep_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "budget_sweep", "budget_sweep", one_model=True, minutes=2, data=budget_sweep_data,
+    key="Mean over data sets, at equal device bytes.",
     footer=lambda frames: notes.run_notes(frames["budget_sweep"], "Mean over data sets.", with_k=True),
     about="TPOT and hit rate from two slots to all experts",
 )  # fmt: skip
 def draw_budget_sweep(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, columns="quantity", height=2.3, x="budget (BF16 experts per MoE layer)", legend=3)
+    grid = Grid(data, columns="quantity", height=2.3, x="budget (BF16 experts per MoE layer)", legend=True)
     ticks = sorted(data["experts_per_layer"].dropna().unique())
     for panel, part in grid:
         for named, mine in split(part, "system"):

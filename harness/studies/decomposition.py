@@ -47,9 +47,14 @@ def _selected(frames: Frames) -> tuple[pd.DataFrame, str]:
 
 
 def decomposition_data(frames: Frames) -> pd.DataFrame:
-    """[budget, hero, panel, rival, part, ms]: milliseconds per token saved, means over texts; `hero` is our system."""
-    parts = _selected(frames)[0].dropna(subset="part")
-    data = summary(parts, ["budget", "hero", "rival", "part"], lambda mine: {"ms": mine["ms"].mean()})
+    """[budget, hero, panel, rival, part, ms]: milliseconds per token saved, means over texts; `hero` is our system.
+
+    A rival that does not fit has a row without part and ms.
+    """
+    parts = _selected(frames)[0]
+    data = summary(
+        parts.fillna({"part": ""}), ["budget", "hero", "rival", "part"], lambda mine: {"ms": mine["ms"].mean()}
+    )
     return data.assign(panel=data["hero"].map(partial(title, "system")) + ", " + data["budget"])
 
 
@@ -62,20 +67,25 @@ def decomposition_footer(frames: Frames) -> list[str]:
 
 @figure(
     "decomposition", "main", "decomposition", one_model=True, minutes=4, data=decomposition_data,
+    key="What each rival's TPOT loses on the way to ours, one thing switched at a time; below zero: what that costs.",
+    shown=lambda frames: explained(frames["main"], _selected(frames)[0]),
     footer=decomposition_footer, about="where the speed-up over each rival comes from, one thing switched at a time",
 )  # fmt: skip
 def draw_decomposition(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="budget", columns="hero", height=2.3, margin=0.4, sharey=True, y="saved (ms per token)",
-                legend=3)  # fmt: skip
+    grid = Grid(data, rows="budget", columns="hero", height=2.3, sharey=True, y="saved (ms per token)",
+                legend=True)  # fmt: skip
+    rivals = in_order("system", data["rival"])
     for panel, part in grid:
-        values = part.pivot(index="rival", columns="part", values="ms").loc[part["rival"].unique()]
+        values = part.pivot(index="rival", columns="part", values="ms").reindex(rivals, columns=list(PARTS))
         x = np.arange(len(values))
         above, below = np.zeros(len(values)), np.zeros(len(values))
         for name, (label, colour) in PARTS.items():
-            heights = values[name].to_numpy()
+            heights = values[name].fillna(0).to_numpy()
             panel.bar(x, heights, 0.7, bottom=np.where(heights > 0, above, below), color=colour, label=label)
             above, below = above + heights.clip(min=0), below + heights.clip(max=0)
-        panel.plot(x, values.sum(axis=1), "D", color="black", ms=4, label="all together")
+        panel.plot(x, values.sum(axis=1, min_count=1), "D", color="black", ms=4, label="all together")
+        for at in x[values.isna().all(axis=1)]:
+            panel.text(at, 2, MISFIT, rotation=90, fontsize=5.5, ha="center", va="bottom")
         panel.axhline(0, color="black", lw=0.8)
         names = [title("system", name).replace(", ", "\n").replace("-Off", "-\nOff") for name in values.index]
         panel.set_xticks(x, names, fontsize=5.8)

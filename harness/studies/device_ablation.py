@@ -57,12 +57,13 @@ def ablation_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "device.ablation", "systems", data=ablation_data,
+    "device.ablation", "systems", data=ablation_data, shown=choice_runs,
+    key="Greedy, K = 16, the texts that every choice was measured on. Black: the floor.",
     footer=lambda frames: [*notes.device_texts(choice_runs(frames)), SWITCHED],
     about="the cost of each choice, against the floor of the same texts",
 )  # fmt: skip
 def draw_ablation(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, height=2.2, x="mean TPOT over mean floor_trace of the same texts")
+    grid = Grid(data, height=3.0, legend=True, x="mean TPOT over mean floor_trace of the same texts")
     ((panel,),) = grid.axes
     names = data["choice"].unique().tolist()
     for offset, tier in zip((-0.2, 0.2), TIERS, strict=True):
@@ -75,7 +76,6 @@ def draw_ablation(data: pd.DataFrame) -> Grid:
     panel.axvline(1, color=PAPER, linewidth=0.8)
     panel.set_yticks(range(len(names)), names, fontsize=6.5)
     panel.invert_yaxis()
-    panel.legend(loc="lower right")
     return grid
 
 

@@ -42,12 +42,12 @@ def backends_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "device.int4_backends", "kernels_*", data=backends_data,
+    "device.int4_backends", "kernels_*", data=backends_data, key="Median of 5; one MoE layer, group 128, symmetric.",
     footer=lambda frames: [f"{_gpu(frames)}. {WHAT}", disagreements.BACKENDS],
     about="INT4 experts by backend, decode and prefill, three models",
 )  # fmt: skip
 def draw_backends(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, columns="panel", height=2.2, margin=0.3, y="µs per layer (log)", legend=0)
+    grid = Grid(data, columns="panel", height=2.2, sharey=True, y="µs per layer (log)", legend=True)
     models = data["model"].unique().tolist()
     for panel, part in grid:
         for index, (backend, (colour, _)) in enumerate(BACKENDS.items()):

@@ -40,6 +40,15 @@ def _line(frame: pd.DataFrame) -> str:
     )
 
 
+def finding(frames: Frames) -> str:
+    """What the figure shows, in numbers."""
+    ratio = clock_data(frames)["ratio"]
+    return (
+        f"The virtual clock charges {ratio.min():.2f} to {ratio.max():.2f} of what {counted(len(ratio), 'run')} took "
+        f"on the machine, {ratio.median():.2f} in the median: times on it are no measurements."
+    )
+
+
 def clock_footer(frames: Frames) -> list[str]:
     frame = clock_data(frames)
     ratio = frame["ratio"]
@@ -50,12 +59,13 @@ def clock_footer(frames: Frames) -> list[str]:
 
 
 @figure(
-    "device.clock", "clock", data=clock_data, footer=clock_footer,
+    "device.clock", "clock", data=clock_data, footer=clock_footer, finding=finding,
+    key="A point is a run; bars: medians; grey: within 10 %.",
     about="how far the virtual clock is from the machine, run by run",
 )  # fmt: skip
 def draw_clock(data: pd.DataFrame) -> Grid:
     both = pd.concat([data.assign(side=side) for side in ("scatter", "strip")])
-    grid = Grid(both, columns="side", height=2.6)
+    grid = Grid(both, columns="side", height=2.6, legend=True)
     ((scatter, strip),) = grid.axes
     systems, shown = names(data, "system"), names(data, "model")
     for row, system in enumerate(systems):
@@ -63,17 +73,16 @@ def draw_clock(data: pd.DataFrame) -> Grid:
         for model, marker in zip(shown, MARKERS, strict=False):
             part = rows_of(mine, model=model)
             scatter.scatter(part["measured_tpot_ms"], part["charged_tpot_ms"], s=11, color=shade, lw=0, marker=marker)
-            strip.scatter(part["ratio"], [row] * len(part), s=11, color=shade, lw=0, marker=marker)
+            strip.scatter(part["ratio"], [row] * len(part), s=11, color=shade, lw=0, marker=marker, zorder=5)
         mark(strip, row, mine["ratio"].median(), half=0.3, upright=True)
     _draw_diagonal(scatter, data["measured_tpot_ms"])
     for model, marker in zip(shown, MARKERS, strict=False):
         scatter.scatter([], [], s=11, color="#555555", lw=0, marker=marker, label=title("model", model))
-    scatter.legend(loc="upper left")
     scatter.set_xlabel("measured TPOT (ms per token)")
     scatter.set_ylabel("charged by the virtual clock (ms)")
     strip.axvline(1, color=PAPER, lw=0.8)
     strip.axvspan(1 - WITHIN, 1 + WITHIN, color=BAND, lw=0, zorder=0)
-    strip.set_yticks(range(len(systems)), [title("system", name) for name in systems], fontsize=6.2)
+    strip.set_yticks(range(len(systems)), [title("system", name) for name in systems], fontsize=6.6)
     strip.invert_yaxis()
     strip.set_xlabel("charged over measured")
     return grid

@@ -100,24 +100,25 @@ def families_footer(frames: Frames) -> list[str]:
 
 @figure(
     "device.families", "families", "kernels_*", data=families_data, footer=families_footer,
+    key="Medians of 5; offloaded: 16 bit with LRU, or with an INT4 draft; mean over texts, published budget and K.",
     about="16 bits against INT4, fused and not, for three models",
 )  # fmt: skip
 def draw_families(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, columns="panel", height=2.2, title_size=7.2, y="time (log)")
+    grid = Grid(data, columns="panel", height=2.2, title_size=6.8, y="time (log)", legend=True)
     shown = data["model"].unique().tolist()
+    labels = list(next(iter(PANELS.values())))  # of all panels: their bars have the same colours
     for panel, part in grid:
         bars = PANELS[part["panel"].iloc[0]]
         for index, (bar, (colour, _)) in enumerate(bars.items()):
             values = rows_of(part, bar=bar).set_index("model")["value"][shown]
             x = np.arange(len(shown)) + (index - 1) * 0.27
-            panel.bar(x, values, 0.25, color=colour, label=bar)
+            panel.bar(x, values, 0.25, color=colour, label=labels[index])
             for at, value in zip(x, values, strict=True):
                 note(panel, f"{value:.3g}" if value < 1000 else f"{value:.0f}", (at, value), size=5.5)
         panel.set_yscale("log")
         plain_log(panel.yaxis)
-        panel.margins(y=0.3)  # room for the legend
+        panel.margins(y=0.12)  # room for the values
         panel.set_xticks(range(len(shown)), [title("model", m).replace("-", "-\n", 1) for m in shown], fontsize=6)
-        panel.legend(fontsize=5.5, loc="upper left")
     return grid
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.plotting.charts import Grid, note
+from harness.plotting.charts import WHISKER, Grid, note
 from harness.plotting.frames import MIN_INPUTS, Frames, rows_of
+from harness.plotting.notes import counted
 from harness.plotting.tables import Table
 from harness.plotting.titles import colour, in_order, title
 from harness.studies.registry import figure, table
@@ -45,12 +46,28 @@ def residual_data(frames: Frames) -> pd.DataFrame:
     return cells[["panel", "model", "sampling", "tier", "system", "value", "least", "most", "num_texts"]]
 
 
+def finding(frames: Frames) -> str:
+    """What the figure shows, in numbers."""
+    cells = _cells(frames)
+    wide = cells.pivot(index=["model", "tier", "sampling"], columns="system", values="tpot_ms")
+    parts = []
+    for rival in ("lru", "lru_residual"):
+        ratio = (wide[rival] / wide[OURS]).dropna()
+        spread = f"{ratio.min():.2f} to {ratio.max():.2f} times as fast as {title('system', rival)}"
+        parts.append(f"{spread} (mean {ratio.mean():.2f} of {counted(len(ratio), 'cell')})")
+    machine = f"Measured on one {_gpu(frames)} at equal device bytes"
+    return f"{machine}, greedy and sampled, {title('system', OURS)} is {', and '.join(parts)}."
+
+
 @figure(
-    "device.residual", "residual", data=residual_data, footer=lambda frames: [f"{_gpu(frames)}. {WHAT}"],
+    "device.residual", "residual", data=residual_data, finding=finding,
+    footer=lambda frames: [f"{_gpu(frames)}. {WHAT}"],
+    shown=_cells,
+    key="Medians over texts; whiskers: least to greatest of five texts; no bar: not measured. Equal device bytes.",
     about="TPOT of whole systems on residual and on 16-bit experts, three models, at equal device bytes",
 )  # fmt: skip
 def draw_residual(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="model", columns="sampling", height=1.9, margin=0.6, y="ms per token", legend=3)
+    grid = Grid(data, rows="model", columns="sampling", height=1.9, sharey="row", y="ms per token", legend=True)
     tiers = ["high", "low"]
     for panel, part in grid:
         for index, system in enumerate(SYSTEMS):
@@ -59,11 +76,11 @@ def draw_residual(data: pd.DataFrame) -> Grid:
             many = found["num_texts"] >= MIN_INPUTS
             spread = [(found["value"] - found["least"]).where(many), (found["most"] - found["value"]).where(many)]
             panel.bar(x, found["value"], 0.14, color=colour(system), label=title("system", system))
-            panel.errorbar(x, found["value"], yerr=spread, fmt="none", ecolor="#333333", elinewidth=0.7)
-            for at, value, top in zip(x, found["value"], found["most"], strict=True):
+            panel.errorbar(x, found["value"], yerr=spread, fmt="none", **WHISKER)
+            for at, value, top in zip(x, found["value"], found["most"].where(many, found["value"]), strict=True):
                 if np.isfinite(value):
                     note(panel, f"{value:.3g}", (at, top))
-        panel.set_ylim(0, 1.15 * part["most"].max())
+        panel.margins(y=0.1)  # room for the values
         panel.set_xticks(range(len(tiers)), tiers)
     return grid
 

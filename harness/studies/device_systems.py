@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from harness.plotting import notes
-from harness.plotting.charts import Grid, mark, note, whiskers
+from harness.plotting.charts import WHISKER, Grid, mark, note, whiskers
 from harness.plotting.frames import MIN_INPUTS, Frames, demand_lossless, rows_of, table_rows
 from harness.plotting.tables import Table
 from harness.plotting.titles import colour, short_title
@@ -61,20 +61,21 @@ def rounds_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "device.rounds", "systems", data=rounds_data,
+    "device.rounds", "systems", data=rounds_data, shown=lambda frames: shown_runs(frames["systems"]),
+    key=f"K = 16. Whiskers: least to greatest text, of {MIN_INPUTS} or more; black line: floor_trace. Equal slots.",
     footer=lambda frames: [*notes.device_texts(shown_runs(frames["systems"])), FLOORS],
     about="systems measured at both budgets, greedy and seeded",
 )  # fmt: skip
 def draw_rounds(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, columns="panel", height=2.1, sharey=True, title_size=7.5, y="TPOT (ms per token)", legend=0)
+    grid = Grid(data, columns="panel", height=2.1, sharey=True, title_size=7.5, y="TPOT (ms per token)", legend=True)
     for panel, part in grid:
         for x, row in enumerate(part.to_dict("records")):
             spread = whiskers(rows_of(part, system=row["system"]), "tpot_ms")
             panel.bar(x, row["tpot_ms"], yerr=spread, color=colour(row["system"]), label=short_title(row["system"]),
-                      error_kw={"elinewidth": 0.7})  # fmt: skip
+                      error_kw=WHISKER)  # fmt: skip
             note(panel, f"{row['tpot_ms']:.1f}", (x, np.nanmax([row["tpot_ms"], row["greatest"]])))
             if row["floor_trace_ms"] == row["floor_trace_ms"]:
-                mark(panel, x, row["floor_trace_ms"], half=0.4)
+                mark(panel, x, row["floor_trace_ms"], half=0.4, label="floor_trace")
         panel.set_xticks([])
     return grid
 

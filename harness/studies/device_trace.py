@@ -47,6 +47,8 @@ def trace_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "device.trace", "rounds_specter", f"rounds_{OURS}", "systems", data=trace_data,
+    shown=lambda frames: shown_runs(frames["systems"])[["gpu", "charged_as"]],
+    key="One round each, high budget, greedy, K = 16, from the events of its streams.",
     footer=lambda frames: [
         f"{notes.device_line(shown_runs(frames['systems']))}.",
         "High budget, greedy, K = 16: one round each, from the events of its streams.",
@@ -54,7 +56,7 @@ def trace_data(frames: Frames) -> pd.DataFrame:
     about="one round's streams, of the published planner and of deadline order",
 )  # fmt: skip
 def draw_trace(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="system", height=1.5, sharex=True, x="time since the round began (ms)", legend=3)
+    grid = Grid(data, rows="system", height=1.5, sharex=True, x="time since the round began (ms)", legend=True)
     for panel, part in grid:
         for row in part.to_dict("records"):
             label, colour = PARTS.get(row["part"], (row["part"], "#999999"))
@@ -63,5 +65,5 @@ def draw_trace(data: pd.DataFrame) -> Grid:
                 linewidth=0,
             )  # fmt: skip
         panel.set_yticks([0.4, 1.4], ["link", "compute"])
-    grid.axes[-1][0].set_xlim(0, (data["begin_ms"] + data["length_ms"]).max())
+    grid.axes[-1][0].set_xlim(0, (data["begin_ms"] + data["length_ms"]).max() * 1.01)
     return grid

@@ -50,6 +50,7 @@ def spread_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "fidelity_spread", "fidelity", minutes=6, data=spread_data, draws_published=True,
+    key="Cumulative distribution. Dashed: the paper's mean of that method; dotted: its least. Axes do not start at 0.",
     footer=lambda frames: [
         "Cumulative distribution of the share of the target's top-k experts that the draft chooses too. Instance: one "
         "request in one layer. Dashed: the paper's mean of that method, real checkpoint; dotted: its least value. The "
@@ -59,7 +60,7 @@ def spread_data(frames: Frames) -> pd.DataFrame:
 )  # fmt: skip
 def draw_spread(data: pd.DataFrame) -> Grid:
     grid = Grid(
-        data, rows="model", columns="level", height=1.9, margin=0.3, sharey=True, legend=3,
+        data, rows="model", columns="level", height=1.9, sharex=True, sharey=True, legend=True,
         x="experts chosen alike (%)", y="values at or below (%)",
     )  # fmt: skip
     for panel, part in grid:

@@ -23,12 +23,13 @@ def hardware_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "hardware", "hardware", one_model=True, minutes=2, data=hardware_data,
+    key="Mean over data sets, at equal device bytes.",
     footer=lambda frames: notes.run_notes(spread_budgets(frames["hardware"]), "Mean over data sets.", with_k=True),
     about="the same runs on three machines",
 )  # fmt: skip
 def draw_hardware(data: pd.DataFrame) -> Grid:
     lines = data.assign(hardware=data["hardware"].str.replace(", ", "\n"))
-    grid = Grid(lines, columns="budget", height=2.3, sharey=True, y="TPOT (ms per token)", legend=0)
+    grid = Grid(lines, columns="budget", height=2.3, sharey=True, y="TPOT (ms per token)", legend=True)
     for panel, part in grid:
         grouped_bars(panel, part, groups="hardware", series="system", value="tpot_ms", styles=styles(data["system"]))
     return grid

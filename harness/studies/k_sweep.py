@@ -43,6 +43,7 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "k_sweep", "k_sweep", one_model=True, minutes=5, data=k_sweep_data, draws_published=True,
+    key="Mean over data sets, at equal device bytes.",
     footer=lambda frames: notes.run_notes(
         frames["k_sweep"],
         f"Lines: mean over data sets; band: their extent, of {MIN_INPUTS} or more. {disagreements.DEPTH}",
@@ -50,8 +51,8 @@ def k_sweep_data(frames: Frames) -> pd.DataFrame:
     about="TPOT against K with both floors",
 )  # fmt: skip
 def draw_k_sweep(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="sampling", columns="budget", height=1.9, margin=0.3, sharex=True, sharey=True,
-                x="K: draft tokens per round", y="TPOT (ms per token)", legend=3)  # fmt: skip
+    grid = Grid(data, rows="sampling", columns="budget", height=1.9, sharex=True, sharey=True,
+                x="K: draft tokens per round", y="TPOT (ms per token)", legend=True)  # fmt: skip
     for panel, part in grid:
         by = {str(name): rows for name, rows in part.groupby("series", sort=False)}
         ours, blue = by["specter"], colour("specter")

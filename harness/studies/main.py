@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.plotting import frames as tidy
 from harness.plotting import notes
-from harness.plotting.charts import MODES, NARROW, PAPER, Grid, grouped_bars, mark, whiskers
+from harness.plotting.charts import MODES, NARROW, PAPER, Grid, grouped_bars, whiskers
 from harness.plotting.frames import MACRO, Frames, dataset_title, macro, names, rows_of, split, spread_budgets
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import short_title, styles, title
@@ -35,13 +35,14 @@ def _with_datasets(blocks: list[pd.DataFrame]) -> pd.DataFrame:
 
 def tpot_data(frames: Frames) -> pd.DataFrame:
     """[sampling, budget, panel, system, dataset, tpot_ms, least, greatest, floor_trace_ms (of `FLOORS_SHOWN`)]:
-    mean and extent over inputs by data set; last, the macro average."""
+    mean and extent over inputs by data set; last, the macro average of more than one."""
     frame = _at_equal_bytes(frames)
     frame = frame[~frame["system"].isin(NOT_BY_DATASET)]
     found = []
     for named, mine in split(frame, "budget", "sampling", "system"):
         by_dataset = mine.groupby("dataset")
-        block = tidy.with_macro(by_dataset[["tpot_ms", "floor_trace_ms"]].mean())
+        means = by_dataset[["tpot_ms", "floor_trace_ms"]].mean()
+        block = tidy.with_macro(means) if len(means) > 1 else means
         found.append(block.assign(**named).join(tidy.extent(mine, ["dataset"], "tpot_ms")))
     data = _with_datasets(found)
     data.loc[~data["system"].isin(FLOORS_SHOWN), "floor_trace_ms"] = np.nan
@@ -63,7 +64,8 @@ def prefetch_costs(frames: Frames) -> str:
 
 
 @figure(
-    "tpot", "main", one_model=True, minutes=6, data=tpot_data,
+    "tpot", "main", one_model=True, minutes=6, data=tpot_data, shown=_at_equal_bytes,
+    key=f"{notes.SPREAD}. Equal device bytes.",
     footer=lambda frames: [
         *notes.run_notes(_at_equal_bytes(frames), f"{notes.SPREAD}."),
         f"{disagreements.PREFETCH} {prefetch_costs(frames)}",
@@ -72,17 +74,12 @@ def prefetch_costs(frames: Frames) -> str:
 )  # fmt: skip
 def draw_tpot(data: pd.DataFrame) -> Grid:
     shown = styles(data["system"])
-    grid = Grid(data, rows="sampling", columns="budget", height=2.1, margin=0.3, sharey=True, y=TPOT,
-                legend=4 if len(shown) > 4 else 0)  # fmt: skip
+    grid = Grid(data, rows="sampling", columns="budget", height=2.1, sharey=True, y=TPOT, legend=True)
     for panel, part in grid:
-        centres = grouped_bars(
-            panel, part, groups="dataset", series="system", value="tpot_ms", styles=shown, apart=MACRO, rotation=90,
-            value_size=4.8,
+        grouped_bars(
+            panel, part, groups="dataset", series="system", value="tpot_ms", styles=shown, apart=MACRO,
+            floor="floor_trace_ms", rotation=90,
         )  # fmt: skip
-        for row in part.dropna(subset="floor_trace_ms").to_dict("records"):
-            label = "floor_trace" if row["system"] == FLOORS_SHOWN[0] else ""
-            at = centres[row["dataset"], row["system"]]
-            mark(panel, at, row["floor_trace_ms"], half=0.36 / len(shown), label=label)
     return grid
 
 
@@ -93,6 +90,7 @@ def models_data(frames: Frames) -> pd.DataFrame:
     for named, part in split(frame, "sampling", "charged_as"):
         block = tidy.summary(part, ["budget", "system"], lambda mine: {"tpot_ms": macro(mine, "tpot_ms")})
         of = {budget: tidy.budget_title(part, budget).replace(" (", "\n(") for budget in names(part, "budget")}
+        of = {budget: text.replace(" per layer", "") for budget, text in of.items()}
         sampling = tidy.sampling_title(frame, named["sampling"])
         panel = f"{title('model', named['model'])}, K = {part.loc[part['speculative'], 'k'].max()},\n{sampling}"
         blocks.append(block.assign(**named, panel=panel, budget=block["budget"].map(of)))
@@ -100,15 +98,16 @@ def models_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "models", "main", minutes=7, data=models_data,
+    "models", "main", minutes=7, data=models_data, shown=_at_equal_bytes,
+    key="Macro average over each model's own data sets, at equal device bytes.",
     footer=lambda frames: notes.run_notes(
         _at_equal_bytes(frames), "Macro average over each model's own data sets."
     ),
     about="the three models side by side: TPOT, acceptance, experts, bytes",
 )  # fmt: skip
 def draw_models(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="sampling", columns="model", height=2.2, margin=0.3, sharey="col", title_size=7.5, y=TPOT,
-                legend=4)  # fmt: skip
+    grid = Grid(data, rows="sampling", columns="model", height=2.2, sharey="col", title_size=7.5, y=TPOT,
+                x="budget (experts per MoE layer)", legend=True)  # fmt: skip
     shown = styles(data["system"])
     for panel, part in grid:
         grouped_bars(panel, part, groups="budget", series="system", value="tpot_ms", styles=shown, rotation=90)
@@ -141,13 +140,14 @@ def acceptance_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "acceptance", "main", "probe", one_model=True, minutes=7, data=acceptance_data, draws_published=True,
+    key="The axis does not start at 0.", shown=lambda frames: _accepting(frames["main"]),
     footer=lambda frames: notes.run_notes(
         _accepting(frames["main"]), f"The axis does not start at 0. {notes.SPREAD}.", with_k=True
     ),
     about="accepted draft tokens per data set, beside the paper's",
 )  # fmt: skip
 def draw_acceptance(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, width=NARROW, height=2.3, y="draft tokens accepted (%)", legend=2)
+    grid = Grid(data, width=NARROW, height=2.3, y="draft tokens accepted (%)", legend=True)
     ((panel,),) = grid.axes
     points = data.dropna(subset="dataset")
     datasets = points["dataset"].unique().tolist()

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from harness.plotting import notes
-from harness.plotting.charts import Grid
+from harness.plotting.charts import PAPER, Grid, plain_log
 from harness.plotting.frames import Frames, blocks, rows_of, split, table_rows
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
@@ -25,10 +25,11 @@ COLOURS = {
     "q2_k": "#D55E00",
 }
 TOGETHER = 8  # positions per point of the curve over positions
-AXES = {"layer": "MoE layer", "position": "generated position", "margin": "router margin of the target (logits)"}
+AXES = {"layer": "MoE layer", "position": "generated position", "margin": "router margin (logits)"}
+SHARES = (0, 1, 2, 5, 10, 20, 50, 100)  # ticks, in per cent
 FOOTER = (
-    "Share of the target's top-k experts that the draft chooses too. Margin: the k-th router logit less the next, "
-    "ten equally filled bins; the axis does not start at 0"
+    "Share of the target's top-k experts that the draft does not choose. Margin: the k-th router logit less the next, "
+    "ten equally filled bins"
 )
 
 
@@ -46,33 +47,44 @@ def _curve(mine: pd.DataFrame, axis: str) -> pd.DataFrame:
 
 
 def methods_data(frames: Frames) -> pd.DataFrame:
-    """[model, axis, method, x, value]: experts chosen alike, in per cent, along each of `AXES`."""
+    """[model, axis, method, x, value, paper]: experts chosen otherwise, in per cent, along each of `AXES`; paper: the
+    published mean, or NaN."""
 
     def curves(mine: pd.DataFrame) -> pd.DataFrame:
-        return pd.concat([_curve(mine, axis).assign(axis=axis) for axis in AXES])
+        one = mine.iloc[0]
+        given = published.FIDELITY.get(one["charged_as"], {}).get(one["method"], np.nan)
+        return pd.concat([_curve(mine, axis).assign(axis=axis, paper=given) for axis in AXES])
 
     data = blocks(frames["fidelity"], ["charged_as", "method"], curves)
-    return data.assign(value=data["value"] * 100)
+    return data.assign(value=(1 - data["value"]) * 100, paper=(1 - data["paper"]) * 100)
 
 
 @figure(
-    "methods", "fidelity", minutes=6, data=methods_data,
+    "methods", "fidelity", minutes=6, data=methods_data, draws_published=True,
+    key="Logarithmic above 1 %. Stars beside the layers: the paper's means, real checkpoints.",
     footer=lambda frames: [f"{FOOTER}. {notes.fidelity_line(frames['fidelity'])}."],
-    about="experts chosen alike by method and precision, along layers, positions and router margins",
+    about="experts chosen otherwise by method and precision, along layers, positions and router margins",
 )  # fmt: skip
 def draw_methods(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="model", columns="axis", height=1.9, margin=0.3, sharey=True, legend=3)
+    grid = Grid(data, rows="model", columns="axis", height=1.9, sharex="col", sharey=True, legend=True)
     for panel, part in grid:
         axis = part["axis"].iloc[0]
         for named, mine in split(part, "method"):
             dot, method = "o" if axis == "margin" else None, named["method"]
-            panel.plot(
-                mine["x"], mine["value"], color=COLOURS.get(method), label=title("method", method), marker=dot, ms=2.5
-            )
+            colour = COLOURS.get(method)
+            panel.plot(mine["x"], mine["value"], color=colour, label=title("method", method), marker=dot, ms=2.5, lw=1)
+            if axis == "layer":
+                panel.plot(part["x"].max() + 1.5, mine["paper"].iloc[0], "*", color=colour, ms=6, mec=PAPER, mew=0.4,
+                           label="paper, mean")  # fmt: skip
         if axis == "margin":
             panel.set_xscale("log")
+            plain_log(panel.xaxis)
+        panel.set_yscale("symlog", linthresh=1, linscale=0.6)
+        ticks = [share for share in SHARES if share < 2 * data["value"].max()]
+        panel.set_yticks(ticks, [f"{share}" for share in ticks])
+        panel.minorticks_off()
     for row, model in zip(grid.axes, grid.row_values, strict=True):
-        row[0].set_ylabel(f"{title('model', model)}\nexperts chosen alike (%)")
+        row[0].set_ylabel(f"{title('model', model)}\nchosen otherwise (%)")
     for panel, label in zip(grid.axes[-1], AXES.values(), strict=True):
         panel.set_xlabel(label)
     return grid

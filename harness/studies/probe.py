@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,9 @@ from harness.plotting.titles import title
 from harness.studies import published
 from harness.studies.registry import figure, table
 from specter.probes.routing import expected_run, largest_useful_depth
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NAN = float("nan")
 CHECKPOINT = "paper, real checkpoint"
@@ -63,6 +66,7 @@ def _paper_match(model: str) -> float:
 
 @figure(
     "fidelity", "probe", minutes=5, data=fidelity_data, draws_published=True,
+    key="Same position and prefix. The axis does not start at 0.",
     footer=probe_footer(
         "Share of the target's top-k experts that the draft chooses too, same position and prefix; the axis does not "
         "start at 0", "fidelity",
@@ -70,7 +74,7 @@ def _paper_match(model: str) -> float:
     about="experts that draft and target choose alike, per layer",
 )  # fmt: skip
 def draw_fidelity(data: pd.DataFrame) -> Grid:
-    grid = model_grid(data, height=2.2, sharey=True, x="MoE layer", y="experts chosen alike (%)", legend=2)
+    grid = model_grid(data, height=2.2, sharey=True, x="MoE layer", y="experts chosen alike (%)", legend=True)
     for panel, part in grid:
         for mode, mine in part.groupby("mode", sort=False):
             if mode == "paper":
@@ -81,22 +85,29 @@ def draw_fidelity(data: pd.DataFrame) -> Grid:
 
 
 def union_data(frames: Frames) -> pd.DataFrame:
-    """[model, panel, mode, k, value, growth]: distinct experts per layer; growth: from K = 1 to 16."""
+    """[model, panel, mode, k, value, growth]: distinct experts per layer; growth: from K = 1 to 16.
+
+    Where the paper gives the growth only, its value at K = 16 is that times those of one token, which are top-k.
+    """
 
     def by_k(mine: pd.DataFrame) -> pd.DataFrame:
         means = mine.groupby("k")["value"].mean()
         return means.reset_index().assign(growth=means.get(16, NAN) / means[1])
 
+    data = blocks(rows_of(frames["probe"], quantity="union"), ["charged_as", "mode"], by_k)
+
     def paper(model: str) -> pd.DataFrame:
-        given = published.UNION.get(model, {NAN: NAN})
         growth = published.UNION_GROWTH.get(model, NAN)
+        one = rows_of(data, model=model, k=1)["value"].mean()
+        given = published.UNION.get(model, {1: one, 16: one * growth})
         return pd.DataFrame({"k": list(given), "value": list(given.values()), "growth": growth})
 
-    return with_paper(blocks(rows_of(frames["probe"], quantity="union"), ["charged_as", "mode"], by_k), paper)
+    return with_paper(data, paper)
 
 
 @figure(
     "union", "probe", minutes=5, data=union_data, draws_published=True,
+    key="×: growth from K = 1 to 16. Stars: the paper's; of Qwen and Phi its growth times their top-k.",
     footer=probe_footer(
         "Experts that the target needs for K consecutive tokens, mean over windows and layers; ×: from K = 1 to 16; "
         "paper: real checkpoint", "union",
@@ -104,19 +115,28 @@ def union_data(frames: Frames) -> pd.DataFrame:
     about="distinct experts per layer against K, beside the paper's",
 )  # fmt: skip
 def draw_union(data: pd.DataFrame) -> Grid:
-    grid = model_grid(data, height=2.3, x="K: consecutive tokens", y="distinct experts per layer", legend=0)
+    grid = model_grid(
+        data, height=2.3, sharex=True, x="K: consecutive tokens", y="distinct experts per layer", legend=True
+    )
     for panel, part in grid:
-        growths = []
+        growths: list[str] = []
         for mode, mine in part.groupby("mode", sort=False):
-            growths.append(f"× {mine['growth'].iloc[0]:.2f}")
+            growths.append(f"{mode} × {mine['growth'].iloc[0]:.2f}")
             if mode == "paper":
                 panel.plot(mine["k"], mine["value"], "*", color=PAPER, ms=9, ls="none", label=mode)
             else:
                 panel.plot(mine["k"], mine["value"], color=MODES[str(mode)], label=mode)
         log2_axis(panel, UNION_KS)
         panel.set_ylim(bottom=0)
-        panel.legend(panel.get_legend_handles_labels()[0], growths, loc="upper left")
+        _list_below_title(panel, [", ".join(growths[at : at + 2]) for at in range(0, len(growths), 2)])
     return grid
+
+
+def _list_below_title(panel: Axes, lines: list[str]) -> None:
+    """Writes a line per series between a panel and its title."""
+    panel.set_title(panel.get_title(loc="left"), pad=4 + 7.2 * len(lines))
+    panel.annotate("\n".join(lines), (0, 1), (0, 2), xycoords="axes fraction", textcoords="offset points",
+                   fontsize=5.8, va="bottom", linespacing=1.2)  # fmt: skip
 
 
 def run_lengths(probe: pd.DataFrame) -> pd.Series:
@@ -134,7 +154,7 @@ def pooled_acceptance(probe: pd.DataFrame) -> float:
 def runs_data(frames: Frames) -> pd.DataFrame:
     """[model, panel, mode, n, share (of runs of at least n), geometric, alpha, expected, deepest].
 
-    A model and mode without a rejection has no rows.
+    A model and mode without a rejection has no rows. Of the paper there is the geometric law at its mean acceptance.
     """
 
     def share(mine: pd.DataFrame) -> pd.DataFrame:
@@ -147,11 +167,19 @@ def runs_data(frames: Frames) -> pd.DataFrame:
         block = pd.DataFrame({"n": n, "share": longer.to_numpy(), "geometric": alpha**n})
         return block.assign(alpha=alpha, expected=expected_run(alpha), deepest=largest_useful_depth(alpha))
 
-    return with_paper(blocks(frames["probe"], ["charged_as", "mode"], share), lambda model: pd.DataFrame())
+    def paper(model: str) -> pd.DataFrame:
+        n = np.arange(published.LARGEST_DEPTH * 2 + 1)
+        given = {"expected": published.EXPECTED_RUN, "deepest": published.LARGEST_DEPTH}
+        return pd.DataFrame({"n": n, "geometric": published.ACCEPTANCE_MEAN**n}).assign(
+            alpha=published.ACCEPTANCE_MEAN, **given
+        )
+
+    return with_paper(blocks(frames["probe"], ["charged_as", "mode"], share), paper)
 
 
 @figure(
-    "runs", "probe", minutes=5, data=runs_data,
+    "runs", "probe", minutes=5, data=runs_data, draws_published=True,
+    key="Dotted: runs if every draft were accepted with probability α, independently.",
     footer=probe_footer(
         "Dotted: runs if every draft were accepted with probability α, independently. A text's last run is left out"
     ),
@@ -159,18 +187,21 @@ def runs_data(frames: Frames) -> pd.DataFrame:
 )  # fmt: skip
 def draw_runs(data: pd.DataFrame) -> Grid:
     labels = {"x": "n: drafts accepted in a row", "y": "share of runs of at least n"}
-    grid = model_grid(data, height=2.3, sharey=True, legend=0, **labels)
+    grid = model_grid(data, height=2.3, sharey=True, legend=True, **labels)
     for panel, part in grid:
         bounds = []
         for mode, mine in part.groupby("mode", sort=False):
-            one, colour = mine.iloc[0], MODES[str(mode)]
-            panel.step(mine["n"], mine["share"], where="post", color=colour, label=mode)
-            panel.plot(mine["n"], mine["geometric"], color=colour, lw=0.8, ls=":")
-            bounds.append(f"{one['alpha'] * 100:.1f} %, {one['expected']:.1f}, {one['deepest']}")
-        log2_axis(panel, [0, 1, 2, 4, 8, 16, 32, 64], from_zero=True)
+            one, colour = mine.iloc[0], MODES.get(str(mode), PAPER)
+            if mode != "paper":
+                panel.step(mine["n"], mine["share"], where="post", color=colour, label=mode)
+            law = "paper's mean acceptance, real checkpoints" if mode == "paper" else ""
+            panel.plot(mine["n"], mine["geometric"], color=colour, lw=1.0, ls=":", label=law)
+            bounds.append(
+                f"{mode}: α {one['alpha'] * 100:.1f} %, E[A] {one['expected']:.1f}, K_max {one['deepest']:.0f}"
+            )
+        log2_axis(panel, [0, 1, 4, 16, 64], from_zero=True)
         panel.set_ylim(0, 1.02)
-        handles = panel.get_legend_handles_labels()[0]
-        panel.legend(handles, bounds, title="α, E[A], K_max", loc="lower left", fontsize=5.5, title_fontsize=5.5)
+        _list_below_title(panel, bounds)
     return grid
 
 

@@ -36,16 +36,27 @@ def prompt_length_data(frames: Frames) -> pd.DataFrame:
 
 @figure(
     "prompt_length", "prompt_length", one_model=True, minutes=2, data=prompt_length_data,
+    key="Mean over data sets, at equal device bytes.",
     footer=lambda frames: notes.run_notes(spread_budgets(frames["prompt_length"]), "Mean over data sets."),
     about="TTFT, TPOT and end to end for prompts of 16, 64 and all tokens",
 )  # fmt: skip
 def draw_prompt_length(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="budget", columns="quantity", height=1.8, margin=0.3, x="prompt tokens (mean)", legend=5)
+    grid = Grid(
+        data,
+        rows="budget",
+        columns="quantity",
+        height=1.8,
+        sharex=True,
+        sharey="col",
+        x="prompt tokens (mean)",
+        legend=True,
+    )
     shown = styles(data["system"])
     for panel, part in grid:
         for named, mine in split(part, "system"):
             label, colour = shown[named["system"]]
             panel.plot(mine["num_prompt_tokens"], mine["value"], "o-", ms=3, color=colour, label=label)
+    for panel in grid.axes[0]:
         panel.set_ylim(bottom=0)
     return grid
 

@@ -29,11 +29,14 @@ class FigureStudy:
         sources: the tidy tables that it is made from; on a device, file names in data/reference/<machine>, or globs.
         about: what it shows, for ARTIFACT.md.
         data: the numbers that are drawn, from the tidy tables.
-        footer: the lines below it, from the tidy tables.
+        footer: from the tidy tables, all that limits it and where it comes from; the report has it beside the figure.
+        key: how to read it. The figure has it below, and in short where its numbers come from: two lines.
+        shown: the rows that these words are about; by default all of the first source that has a model or a GPU.
+        finding: what it shows, a sentence with numbers from the tidy tables; the report leads with it.
         minutes: from a fresh checkout at scale laptop.
         one_model: it shows one model, so each model has its own.
         leads: it is shown before all others.
-        draws_published: it draws values of the paper; below them a line says what stand-ins were trained for.
+        draws_published: it draws values of the paper; the footer says what stand-ins were trained for.
     """
 
     name: str
@@ -42,6 +45,9 @@ class FigureStudy:
     data: Callable[[Frames], pd.DataFrame]
     footer: Callable[[Frames], list[str]]
     draw: Draw
+    key: str = ""
+    shown: Callable[[Frames], pd.DataFrame] | None = None
+    finding: Callable[[Frames], str] | None = None
     minutes: int = 0
     one_model: bool = False
     leads: bool = False
@@ -51,10 +57,24 @@ class FigureStudy:
     def module(self) -> str:
         return self.draw.__module__
 
+    def below(self, frames: Frames) -> str:
+        """The words below the figure."""
+        sources = (frame for frame in frames.values() if {"charged_as", "gpu"} & set(frame))
+        return f"{self.key} {notes.brief(self.shown(frames) if self.shown else next(sources))}".strip()
+
     def make(self, frames: Frames) -> Figure:
+        return self.draw(self.data(frames)).finish(self.below(frames))
+
+    def caption(self, frames: Frames) -> dict[str, Any]:
+        """What the report says of the figure: [heading, below, footer (lines), finding]."""
         has_standins = any("standin" in set(frame.get("checkpoint_kind", ())) for frame in frames.values())
         trained = [notes.TRAINED] * (self.draws_published and has_standins)
-        return self.draw(self.data(frames)).finish([*self.footer(frames), *trained])
+        return {
+            "heading": self.about[:1].upper() + self.about[1:],
+            "below": self.below(frames),
+            "footer": [*self.footer(frames), *trained],
+            "finding": self.finding(frames) if self.finding else "",
+        }
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from harness.plotting import notes
-from harness.plotting.charts import Grid, grouped_bars, mark
+from harness.plotting.charts import Grid, grouped_bars
 from harness.plotting.frames import Frames, Row, blocks, macro, macros, names, rows_of, sampling_title, table_rows
 from harness.plotting.tables import Table, run_table
 from harness.plotting.titles import styles, title
@@ -65,15 +65,16 @@ def finding(frames: Frames) -> str:
     for rival in ("lru", "lru_residual", "specmoeoff_tuned"):
         if rival in times:
             ratio = times[rival] / times[PLUS]
-            parts.append(f"{title('system', rival)} {ratio.min():.2f} to {ratio.max():.2f} (mean {ratio.mean():.2f})")
+            spread = f"{ratio.min():.2f} to {ratio.max():.2f} times as fast as {title('system', rival)}"
+            parts.append(f"{spread} (mean {ratio.mean():.2f})")
     cells = notes.counted(len(times), "cell")
-    return f"{title('system', PLUS)} is faster at equal device bytes, in {cells}, than {', than '.join(parts)} times."
+    return f"At equal device bytes, in {cells}, {title('system', PLUS)} is {'; '.join(parts)}."
 
 
 @figure(
-    "residual", "residual", minutes=8, data=residual_data,
+    "residual", "residual", minutes=8, data=residual_data, finding=finding,
+    key="Mean over data sets, every system at its best K of those tried; Specter+ chooses K by round.",
     footer=lambda frames: [
-        finding(frames),
         *notes.run_notes(
             frames["residual"],
             "Mean over data sets, every system at its best K of those tried; Specter+ chooses K by round. Lines: "
@@ -83,17 +84,14 @@ def finding(frames: Frames) -> str:
     about="residual against 16-bit experts at equal device bytes, with and without speculation, three models",
 )  # fmt: skip
 def draw_residual(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="sampling", columns="model", height=2.2, margin=0.3, sharey="col", title_size=7.5,
-                y="TPOT (ms per token)", legend=3)  # fmt: skip
+    grid = Grid(data, rows="sampling", columns="model", height=2.2, sharey="col", title_size=7.5,
+                y="TPOT (ms per token)", legend=True)  # fmt: skip
     shown = styles(data["system"])
     for panel, part in grid:
-        centres = grouped_bars(
+        grouped_bars(
             panel, part, groups="budget", series="system", value="tpot_ms", styles=shown, value_format="{:.1f}",
-            rotation=90,
+            floor="floor_trace_ms", rotation=90,
         )  # fmt: skip
-        for row in part.to_dict("records"):
-            at = centres[row["budget"], row["system"]]
-            mark(panel, at, row["floor_trace_ms"], half=0.36 / len(shown), label="floor_trace")
     return grid
 
 

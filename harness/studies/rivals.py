@@ -26,12 +26,12 @@ def rivals_data(frames: Frames) -> pd.DataFrame:
 
 
 @figure(
-    "rivals", "rivals", one_model=True, minutes=3, data=rivals_data,
+    "rivals", "rivals", one_model=True, minutes=3, data=rivals_data, key=MACRO,
     footer=lambda frames: [*notes.run_notes(frames["rivals"], MACRO), *notes.residents(frames["rivals"])],
     about="every rival at equal bytes, at equal experts and as published; what does not fit",
 )  # fmt: skip
 def draw_rivals(data: pd.DataFrame) -> Grid:
-    grid = Grid(data, rows="budget", height=2.1, margin=0.4, y="TPOT (ms per token)", legend=4)
+    grid = Grid(data, rows="budget", height=2.1, sharey=True, y="TPOT (ms per token)", legend=True)
     for panel, part in grid:
         centres = grouped_bars(
             panel, part, groups="policy", series="system", value="tpot_ms", styles=styles(data["system"])

@@ -18,6 +18,7 @@ from harness.studies.rivals import MISFIT
 
 BASELINES = ("specmoeoff", "mixtral_offloading", "lru")
 POLICIES = {"published": "published residents", "same_bytes": "equal device bytes"}
+KEY = "The baseline's mean TPOT over Specter's (planner as published). Dots: data sets; bars: mean of their ratios."
 CELL = ("charged_as", "budget", "sampling")
 
 
@@ -82,22 +83,17 @@ def finding(frames: Frames) -> str:
 
 def speedup_footer(frames: Frames) -> list[str]:
     frame = _runs(frames)
-    what = (
-        "Speed-up: the baseline's mean TPOT over Specter's (planner as published). Dots: data sets; bars: mean of "
-        "their ratios. Lines: the paper's mean and greatest over SpecMoEOff"
-    )
-    words = [finding(frames), f"{disagreements.SPEEDUP} {disagreements.LRU}"]
-    return [*words, *notes.run_notes(frame, f"{what}."), *notes.residents(frame)]
+    words = f"{disagreements.SPEEDUP} {disagreements.LRU}"
+    return [words, *notes.run_notes(frame, KEY), *notes.residents(frame)]
 
 
 @figure(
     "speedup", "main", minutes=9, data=speedup_data, footer=speedup_footer, leads=True, draws_published=True,
+    key=KEY, shown=_runs, finding=finding,
     about="Specter over SpecMoEOff, Mixtral-Offloading and LRU, three models, published residents and equal bytes",
 )  # fmt: skip
 def draw_speedup(data: pd.DataFrame) -> Grid:
-    grid = Grid(
-        data, rows="baseline", columns="policy", height=1.6, margin=0.3, sharey="row", y="speed-up (×)", legend=0
-    )
+    grid = Grid(data, rows="baseline", columns="policy", height=1.6, sharey="row", y="speed-up (×)", legend=True)
     samplings = {name: (name, MODES[name]) for name in names(data, "sampling")}
     for panel, part in grid:
         bars, points = part[part["dataset"] == MACRO], part[part["dataset"] != MACRO]

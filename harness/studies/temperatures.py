@@ -19,6 +19,7 @@ from harness.studies.registry import figure, table
 
 NAN = float("nan")
 SYSTEMS = ("specter", "specter_deadline")
+RATIOS, MOST = (0.5, 0.7, 1, 1.5, 2), 2.5  # ticks and the end of the scale of colours
 TEXT = ["dataset", "input", "temperature"]
 CAUTION = (
     "Few texts; the budget is artificial where a model fits the card whole; the paper does not compare with LRU. A "
@@ -28,7 +29,7 @@ CAUTION = (
 
 
 def map_data(frames: Frames) -> pd.DataFrame:
-    """[model, panel, system, tier, acceptance, growth, hit_rate, ratio]: a row per text; growth: of the union, K = 1 to
+    """[model, row, system, tier, acceptance, growth, hit_rate, ratio]: a row per text; growth: of the union, K = 1 to
     16; hit_rate: LRU's at the high tier's slots; ratio: TPOT of `system` over LRU's; NaN for the paper's point."""
 
     def cells(mine: pd.DataFrame) -> pd.DataFrame:
@@ -50,13 +51,15 @@ def map_data(frames: Frames) -> pd.DataFrame:
         return pd.concat(parts)
 
     data = blocks(frames["temperatures"], ["charged_as"], cells)
-    rows = [f"{title('system', system)}, {tier}" for system, tier in zip(data["system"], data["tier"], strict=True)]
-    panels = [f"{title('model', model)}\n{row}, over LRU" for model, row in zip(data["model"], rows, strict=True)]
-    return data.assign(row=rows, panel=panels)
+    rows = [f"{title('system', system)},\n{tier}" for system, tier in zip(data["system"], data["tier"], strict=True)]
+    return data.assign(row=rows)
 
 
 @figure(
     "device.lru_map", "temperatures", data=map_data,
+    shown=lambda frames: frames["temperatures"].drop(columns="temperature"),
+    key="A point is a text at a temperature (greedy and 0.3 to 1), at equal device bytes. Star: the "
+    "paper's text, whose ratio is unknown.",
     footer=lambda frames: [
         "TPOT over that of LRU with the draft's bytes as slots (equal device bytes), virtual A100 40 GB; a point is a "
         f"text at a temperature (greedy and 0.3 to 1); blue: LRU is faster. {CAUTION}"
@@ -64,15 +67,29 @@ def map_data(frames: Frames) -> pd.DataFrame:
     draws_published=True, about="TPOT of both Specters over LRU's at equal bytes, by acceptance and union",
 )  # fmt: skip
 def draw_map(data: pd.DataFrame) -> Grid:
+    from matplotlib.colors import LogNorm
+
     labels = ("union, K = 1 to 16 (×)", "acceptance (%)")
-    grid = Grid(data, rows="row", columns="model", height=1.9, title_size=6.5, x=labels[0], y=labels[1])
+    grid = Grid(data, rows="row", columns="model", height=1.5, sharex="col", sharey=True, x=labels[0])
+    colours: dict[str, Any] = {
+        "cmap": "RdBu",
+        "norm": LogNorm(1 / MOST, MOST),
+        "edgecolors": "#555555",
+        "linewidths": 0.3,
+    }
     for panel, part in grid:
         texts, paper = part[part["ratio"].notna()], part[part["ratio"].isna()]
-        colours = np.where(texts["ratio"] > 1, "#0072B2", "#D55E00").tolist()
-        panel.scatter(texts["growth"], texts["acceptance"], c=colours, s=12 * texts["ratio"] ** 2)
-        for _, one in texts.iterrows():
-            panel.annotate(f"{one['ratio']:.2f}", (one["growth"], one["acceptance"]), fontsize=4)
-        panel.plot(paper["growth"], paper["acceptance"], "*", color=PAPER, ms=9)
+        drawn = panel.scatter(texts["growth"], texts["acceptance"], c=texts["ratio"], s=16, **colours)
+        panel.plot(paper["growth"], paper["acceptance"], "*", color=PAPER, ms=8)
+    for row, name in zip(grid.axes, grid.row_values, strict=True):
+        row[0].set_ylabel(f"{name}\n{labels[1]}", fontsize=7)
+    for panel, model in zip(grid.axes[0], grid.column_values, strict=True):
+        panel.set_title(title("model", model))
+    panels = [panel for row in grid.axes for panel in row]
+    bar = grid.figure.colorbar(drawn, ax=panels, location="top", aspect=60, extend="max", pad=0.02)
+    bar.set_label("TPOT over LRU's (red: faster than LRU, blue: slower)", fontsize=7)
+    bar.set_ticks(RATIOS, labels=[f"{ratio:g}" for ratio in RATIOS])
+    bar.ax.minorticks_off()
     return grid
 
 

@@ -115,7 +115,7 @@ def test_the_table_of_choices_is_what_the_figure_shows() -> None:
     assert table.frame["switched"].tolist() == list(CHOICES.values())
     for tier in ("high", "low"):
         assert table.frame[f"{tier} budget (× floor)"].tolist() == values(data, "ratio", budget=tier)
-    footer = " ".join(FIGURES["device.ablation"].make(frames).texts[0].get_text().split())
+    footer = " ".join(FIGURES["device.ablation"].caption(frames)["footer"])
     for words in (" ".join(table.notes), footer):
         assert "1 text." in words and "greedy 50% (" in words and "cold start and barrier together" in words
 
@@ -231,8 +231,8 @@ def test_the_clock_is_charged_over_measured() -> None:
     table = TABLES["device.clock"].build({"clock": frame}).frame.set_index(["system", "budget"])
     assert table.loc[("LRU", "high"), "charged over measured, median"] == pytest.approx(1.1)
     assert table.loc[("all", "high"), "runs"] == "2" and table.loc[("all", "low"), "least"] == pytest.approx(0.8)
-    footer = FIGURES["device.clock"].make({"clock": frame}).texts[0].get_text()
-    assert "median 1.00, 0.80 to 1.10" in " ".join(footer.split())
+    footer = " ".join(FIGURES["device.clock"].caption({"clock": frame})["footer"])
+    assert "median 1.00, 0.80 to 1.10" in footer
 
 
 def test_the_committed_records_fill_every_figure_and_table() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import report, scales
 from harness.catalogue import FIGURES, TABLES
 from harness.plotting import tables
 from harness.plotting.charts import save, whiskers
@@ -86,8 +85,8 @@ def test_models_of_unequal_data_sets_are_told_apart(runs: pd.DataFrame, unequal:
     counts = "2 data sets × 2 inputs (DeepSeek-V2-Lite), 1 data set × 1 input (Qwen1.5-MoE and Phi-3.5-MoE) × 1 repeat"
     assert counts in provenance(unequal)
     table = TABLES["models"].build({"main": unequal})
-    figure = FIGURES["models"].make({"main": unequal})
-    for words in (" ".join(table.notes), " ".join(figure.texts[-1].get_text().split())):
+    caption = FIGURES["models"].caption({"main": unequal})
+    for words in (" ".join(table.notes), " ".join(caption["footer"])):
         assert counts in words and "over each model's own data sets" in words
     generated = unequal.drop(columns="sampling").assign(
         mode="seeded", quantity="set_match", num_requests=1, num_pairs=1, window=8
@@ -164,19 +163,6 @@ def test_equal_figures_are_equal_files(runs: pd.DataFrame, tmp_path: Path) -> No
         save(FIGURES["tpot"].make({"main": runs}), [tmp_path / f"{name}.png", tmp_path / f"{name}.pdf"])
     for suffix in ("png", "pdf"):
         assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
-
-
-def test_the_page_shows_what_the_tables_hold(runs: pd.DataFrame, tmp_path: Path) -> None:
-    table = TABLES["main"].build({"main": runs})
-    tables.save(table, [tmp_path / "main.json"])
-    (tmp_path / "one.png").write_bytes(b"png")
-    (tmp_path / "deepseek.json").write_text('{"identical": ["a", "b"]}')
-    page = report.render(
-        scales.load_scale("laptop"), [tmp_path / "one.png"], [tmp_path / "main.json"], [tmp_path / "deepseek.json"]
-    )
-    assert page.count('<td class="text">') == 4 * len(table.frame) and page.count("<td>") == table.frame.size - 12
-    assert "<td>3.00</td>" in page and "2 runs of deepseek were repeated live" in page
-    assert all(note.replace("'", "&#39;") in page for note in table.notes)
 
 
 def test_half_width_is_students_over_inputs_within_data_sets() -> None:
