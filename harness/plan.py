@@ -28,7 +28,6 @@ from specter.config import (
     LABELS,
     RESIDUAL,
     BudgetConfig,
-    ExecutionConfig,
     RunConfig,
     SamplingConfig,
     SystemConfig,
@@ -36,6 +35,7 @@ from specter.config import (
     validate,
 )
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.speculation.drafts import DRAFTS, SHARED
 from specter.timeline.hardware import Hardware
 

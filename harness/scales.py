@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.typed import load_typed
 
 CONF = Path("conf")
@@ -92,8 +93,9 @@ class Experiment:
 
     @property
     def needs_device(self) -> bool:
-        """Whether only the device clock can time it: the virtual clock charges the default execution."""
-        return any(set(names) - {"default"} for names in self.executions.values())
+        """Whether only the device clock can time one of its executions."""
+        names = {name for listed in self.executions.values() for name in listed}
+        return any(load(ExecutionConfig, "execution", name).needs_device for name in sorted(names))
 
 
 @dataclass

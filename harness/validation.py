@@ -11,15 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.scales import CONF, Experiment, Probe, Scale, load, load_scale
-from specter.config import (
-    BudgetConfig,
-    DatasetConfig,
-    ExecutionConfig,
-    ModelConfig,
-    SamplingConfig,
-    SystemConfig,
-)
+from specter.config import BudgetConfig, DatasetConfig, ModelConfig, SamplingConfig, SystemConfig
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.timeline.hardware import Hardware
 
 GROUPS: dict[str, type[Any]] = {

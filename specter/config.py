@@ -18,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig, check_execution
 from specter.experts.policies.base import EVICTIONS, PLANNERS, PREDICTORS
 from specter.experts.transfer import TRANSFERS
 from specter.registry import Registry, import_modules
@@ -115,23 +116,6 @@ class SamplingConfig:
 
 
 @dataclass
-class ExecutionConfig:
-    """How a run executes on the device clock; each option but the default shows what a technique gains."""
-
-    fused: bool = True  # the draft's experts run in the fused INT4 kernels
-    graphs: bool = True  # passes and draft steps are captured as CUDA graphs
-    overlap: bool = True  # copies run beside compute; False issues both to one stream
-    stress_seed: int | None = None  # delays and reorders copies at random, to test losslessness (timeline/stress.py)
-
-    @property
-    def label(self) -> str:
-        """What differs from the default, for names of runs; empty for the default."""
-        switches = {"unfused": self.fused, "ungraphed": self.graphs, "serial": self.overlap}
-        stress = [] if self.stress_seed is None else [f"stress{self.stress_seed}"]
-        return "-".join([name for name, is_on in switches.items() if not is_on] + stress)
-
-
-@dataclass
 class RunConfig:
     model: ModelConfig
     system: SystemConfig
@@ -194,8 +178,9 @@ def validate(config: RunConfig) -> RunConfig:
     """Checks what a type cannot. Raises SpecterError naming the key and the remedy; returns the config."""
     for package in config.extensions:
         import_modules(package)
-    for check in (_check_names, _check_codec, _check_system, _check_execution):
+    for check in (_check_names, _check_codec, _check_system):
         check(config)
+    check_execution(config.execution, config.clock)
     num_cores = os.cpu_count() or 1
     if config.threads > num_cores:
         raise SpecterError(f"threads={config.threads} on {num_cores} cores", f"use threads <= {num_cores}")
@@ -283,20 +268,6 @@ def _check_system(config: RunConfig) -> None:
         )
     if system.num_buffers < 0:
         raise SpecterError(f"system.num_buffers={system.num_buffers} is too small", "use num_buffers >= 0")
-
-
-def _check_execution(config: RunConfig) -> None:
-    execution = config.execution
-    if config.clock == "virtual" and execution != ExecutionConfig():
-        raise SpecterError(
-            f"execution ({execution.label}) changes what a device does, and clock=virtual charges the default",
-            "set clock=device, or execution=default",
-        )
-    if execution.stress_seed is not None and not execution.overlap:
-        raise SpecterError(
-            "execution.stress_seed reorders copies, and execution.overlap=false issues them in order",
-            "set one of the two",
-        )
 
 
 def without_labels(values: Any) -> Any:

@@ -84,7 +84,10 @@ def build_costs(config: RunConfig) -> CostModel:
     if spec is None:
         raise SpecterError(f"model.charged_as={name!r} is unknown", f"use one of: {', '.join(FULL_SIZE)}, itself")
     draft_bits = DRAFTS[config.system.draft].weight_bits
-    return CostModel(spec, config.tile_rows, config.kv_capacity, draft_shared_bits=draft_bits)
+    return CostModel(
+        spec, config.tile_rows, config.kv_capacity, draft_shared_bits=draft_bits,
+        draft_by_expert=config.execution.by_expert,
+    )  # fmt: skip
 
 
 def read_blobs(config: RunConfig, spec: ModelSpec) -> Blobs:

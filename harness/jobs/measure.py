@@ -28,8 +28,9 @@ from harness.recordings import RECORDING, WARMUP, Files, write_manifest
 from harness.scales import datasets, load_scale
 from specter import provenance
 from specter.arguments import run_command
-from specter.config import ExecutionConfig, RunConfig, to_yaml
+from specter.config import RunConfig, to_yaml
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.files import files_digest
 from specter.memory import DoesNotFit
 from specter.models.checkpoint import Checkpoint

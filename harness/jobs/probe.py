@@ -30,6 +30,7 @@ from specter.probes.routing import (
     decoded_routing,
     generated_matches,
     match,
+    named_and_used,
     runs_of,
     union_sizes,
 )
@@ -42,6 +43,7 @@ from specter.speculation.drafts import SHARED
 HELD_OUT = Path("data/prompts/heldout.jsonl")
 WINDOWS = range(1, 33)
 FORCED_WINDOW = 16  # the paper's K
+SLOTS = (6, 16, 32)  # per layer, of the paper's hit rates
 Row = dict[str, Any]
 
 
@@ -78,6 +80,8 @@ def generated_rows(files: Mapping[TextKey, Files], sampling: str, num_experts: i
     k = max(recorded, key=lambda depth: (recorded[depth], depth))
     drafted, plain = ([Recording.load(one) for key, (one, _) in mine.items() if key.k == depth] for depth in (k, 0))
     yield from draft_rows(generated_matches(drafted), *acceptance(drafted), accepted_runs(drafted))
+    for slots, value in named_and_used(drafted, num_experts, SLOTS).items():
+        yield {"quantity": "named_used", "k": slots, "value": value, "num": len(drafted)}
     for recording in plain:
         yield from text_rows(decoded_routing(recording), num_experts, recording.tokens)
 

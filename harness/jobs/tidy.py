@@ -12,8 +12,9 @@ import pandas as pd
 
 from harness.jobs import write_table
 from specter.arguments import run_command
-from specter.config import ExecutionConfig, read_values
+from specter.config import read_values
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.provenance import MACHINE
 from specter.speculation.depth import AUTO, MAX_AUTO
 

@@ -21,6 +21,9 @@ FIDELITY = {
 FIDELITY_LEAST = {DEEPSEEK: {"q8_0": 0.9866}, QWEN: {"gptq": 0.8630}}  # the least value
 FIDELITY_REQUESTS = 1000  # their number; 24 layers make 24,000 pairs
 HIT_RATE_LRU = {DEEPSEEK: {6: 0.292, 16: 0.509, 32: 0.766}}  # v1, by slots per layer
+HIT_RATE_SPECULATIVE = {DEEPSEEK: {6: 0.9985, 16: 0.9862, 32: 0.9625}}  # v1, by slots per layer
+# v1, tokens per second
+ABLATION = {DEEPSEEK: {"full": 13.02, "no prefetch": 12.37, "no fused kernel": 8.88, "neither": 8.29}}
 UNION = {DEEPSEEK: {1: 6.0, 16: 31.7}}  # distinct experts per layer, by K
 UNION_GROWTH = {DEEPSEEK: 5.29, QWEN: 7.18, PHI: 4.65}  # from K = 1 to 16
 DEPTH = {DEEPSEEK: 16, QWEN: 8, PHI: 16}  # K at the optimum of its sweep

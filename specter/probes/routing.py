@@ -33,6 +33,25 @@ def generated_matches(recordings: Iterable[Recording]) -> NDArray[np.float64]:
     return np.concatenate(found)
 
 
+def named_and_used(recordings: Iterable[Recording], num_experts: int, top_m: Sequence[int]) -> dict[int, float]:
+    """By M, the share of the experts that a draft names which its verification uses.
+
+    A draft names, per layer, the M experts that most of its tokens chose (ties: the lower number); fewer where they
+    chose fewer. Rounds weigh by the experts that they name.
+    """
+    named, used = dict.fromkeys(top_m, 0), dict.fromkeys(top_m, 0)
+    for recording in recordings:
+        for one in recording.passes[1:]:
+            for chosen, needed in zip(one.draft_routing.swapaxes(0, 1), one.target_routing, strict=True):
+                counts = np.bincount(chosen.ravel(), minlength=num_experts)
+                ranked = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
+                hits = np.isin(ranked, needed)
+                for m in top_m:
+                    named[m] += len(ranked[:m])
+                    used[m] += int(hits[:m].sum())
+    return {m: used[m] / named[m] for m in top_m if named[m]}
+
+
 def acceptance(recordings: Iterable[Recording]) -> tuple[int, int]:
     """Accepted and examined drafts; examined are the accepted and the first rejected of every round."""
     accepted = examined = 0

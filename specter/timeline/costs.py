@@ -93,6 +93,7 @@ class CostModel:
         int4_bits: per weight of the draft's routed experts.
         draft_shared_bits: per non-expert weight of a draft that has its own; None where it reads the target's.
         coded_bytes: of one expert on the link, in the mean, under a codec that decodes; None: its 16-bit weights.
+        draft_by_expert: a draft step launches its kernels once per chosen expert, instead of once per layer.
     """
 
     spec: ModelSpec
@@ -102,6 +103,7 @@ class CostModel:
     int4_bits: float = INT4_BITS
     draft_shared_bits: float | None = None
     coded_bytes: int | None = None
+    draft_by_expert: bool = False
     _works: dict[Any, Work] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pass_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # by tiles
 
@@ -126,7 +128,8 @@ class CostModel:
             cost += _Cost(-math.floor(read * (self.weight_bytes - self.draft_shared_bits / 8)))
         num_experts = min(rows * spec.top_k, spec.num_experts)
         weights = math.ceil(num_experts * spec.expert_params * self.int4_bits / 8)
-        experts = _Cost(weights + self._rows_bytes(rows), 2 * rows * spec.top_k * spec.expert_params, EXPERT_KERNELS)
+        kernels = EXPERT_KERNELS * (num_experts if self.draft_by_expert else 1)
+        experts = _Cost(weights + self._rows_bytes(rows), 2 * rows * spec.top_k * spec.expert_params, kernels)
         for _ in range(spec.num_moe_layers):
             cost += experts + self._combine(rows)  # the lookahead's k counters ride in combine
         return cost.work("draft_step", launches=1)  # one captured graph

@@ -23,7 +23,7 @@ ROOMS = (
     ("checkpoints and shared numerics", ["specter.models"]),
     ("quantizers", ["specter.quantize"]),
     ("policies", ["specter.experts", "specter.speculation"]),
-    ("configuration", ["specter.config", "specter.floors", "specter.recording"]),
+    ("configuration", ["specter.config", "specter.execution", "specter.floors", "specter.recording"]),
     ("tokens from logits", ["specter.speculation.sampling"]),
     ("what a run needs", ["specter.hub", "specter.memory", "specter.resolve", "specter.prompts"]),
     ("the quantizers' commands", ["specter.quantize.cli", "specter.quantize.__main__",

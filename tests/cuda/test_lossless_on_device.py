@@ -18,7 +18,8 @@ import yaml
 from rich.console import Console
 
 from bench.agreement import load_prompts
-from specter.config import BudgetConfig, DatasetConfig, ExecutionConfig, ModelConfig, RunConfig, SamplingConfig
+from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
+from specter.execution import ExecutionConfig
 from specter.memory import buy_slots
 from specter.models.cuda.loaded_model import load_model
 from specter.models.cuda.memory import DeviceBudget

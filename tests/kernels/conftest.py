@@ -42,5 +42,5 @@ def _small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.kernels.test_gpu_decoder import DRAFT, TARGET
 
     monkeypatch.setattr(runner, "Target", partial(runner.Target, tuning=TARGET))
-    monkeypatch.setattr(runner, "Draft", partial(runner.Draft, tuning=DRAFT))
-    monkeypatch.setattr(runner, "UnfusedDraft", partial(runner.UnfusedDraft, tuning=DRAFT))
+    for name in ("Draft", "ByExpertDraft", "UnfusedDraft"):
+        monkeypatch.setattr(runner, name, partial(getattr(runner, name), tuning=DRAFT))

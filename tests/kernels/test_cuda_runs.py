@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from specter.config import BudgetConfig, ExecutionConfig, RunConfig
+from specter.config import BudgetConfig, RunConfig
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.kernels.int4_moe import PackedExperts
 from specter.models.cuda import model as cuda_model
 from specter.models.cuda.loaded_model import LoadedModel
@@ -114,17 +115,19 @@ def test_execution_options_choose_kernels_graphs_and_the_clock(
         monkeypatch.setattr(cuda_model, name, lambda device, name=name, **options: made.append((name, options)))
     for execution in (
         ExecutionConfig(), ExecutionConfig(overlap=False), ExecutionConfig(stress_seed=7),
-        ExecutionConfig(fused=False), ExecutionConfig(graphs=False),
+        ExecutionConfig(fused=False), ExecutionConfig(graphs=False), ExecutionConfig(by_expert=True),
     ):  # fmt: skip
         one = dataclasses.replace(config, execution=execution)
         cuda_model.make_timeline(one, DEV)
         options = cuda_model.runner_options(resolve(one), longest=1)
-        assert (options.is_fused, options.is_graphed) == (execution.fused, execution.graphs)
+        chosen = options.is_fused, options.is_graphed, options.is_by_expert
+        assert chosen == (execution.fused, execution.graphs, execution.by_expert)
     default = ("CudaTimeline", {"trace": False, "is_serial": False})
     assert made == [
         default,
         ("CudaTimeline", {"trace": False, "is_serial": True}),
         ("StressedTimeline", {"trace": False, "seed": 7}),
+        default,
         default,
         default,
     ]
@@ -136,7 +139,7 @@ def test_execution_options_choose_kernels_graphs_and_the_clock(
     "execution",
     [
         ExecutionConfig(fused=False), ExecutionConfig(graphs=False), ExecutionConfig(overlap=False),
-        ExecutionConfig(stress_seed=3),
+        ExecutionConfig(stress_seed=3), ExecutionConfig(by_expert=True),
     ],
 )  # fmt: skip
 def test_execution_options_change_no_token(device: CudaModel, config: RunConfig, execution: ExecutionConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from specter.experts.residency import Residency
 from specter.experts.transfer import Backend, Mover, Transfer
 from specter.kernels import pinned_io
 from specter.models.base import Proposal, TargetPass
-from specter.models.cuda.draft import UnfusedDraft
+from specter.models.cuda.draft import ByExpertDraft, Draft, UnfusedDraft
 from specter.models.cuda.runner import ModelRunner, RunnerOptions
 from specter.models.spec import ExpertId
 from specter.recording import RecordingModel
@@ -287,15 +288,17 @@ def test_a_copy_that_fails_is_named_and_the_finished_rounds_are_kept(models: Mod
     assert one.generation is not None and one.generation.rounds == []
 
 
-def test_the_unfused_draft_computes_the_same(models: Models) -> None:
-    check_unfused(models)
+def test_the_drafts_of_ablations_compute_the_same(models: Models) -> None:
+    check_ablations(models)
 
 
-def check_unfused(models: Models) -> None:
-    """The draft of the ablation differs in speed alone."""
-    draft = UnfusedDraft(
-        models.loaded.int4_layers(), models.weights, models.draft.experts, models.cache, 4, pdl=False, tuning=DRAFT
-    )
+def check_ablations(models: Models) -> None:
+    """They differ in speed alone."""
+    for make in (ByExpertDraft, partial(UnfusedDraft, models.loaded.int4_layers())):
+        check_ablation(models, make(models.weights, models.draft.experts, models.cache, 4, pdl=False, tuning=DRAFT))
+
+
+def check_ablation(models: Models, draft: Draft) -> None:
     for one in (models.draft, draft):
         one.begin(5, 0)
         one.step()
@@ -306,10 +309,10 @@ def check_unfused(models: Models) -> None:
 
 def test_a_runner_can_draft_without_fused_kernels(models: Models) -> None:
     drafted = []
-    for is_fused in (True, False):
-        runner = make_runner(models, 4, is_fused=is_fused)
+    for options in ({}, {"is_fused": False}, {"is_by_expert": True}):
+        runner = make_runner(models, 4, **options)
         runner.begin_draft(5, 0, lambda output, position: Proposal(0))
         steps = [runner.draft_step() for _ in range(2)]
         synchronize()
         drafted.append([(step.proposal.token, step.routing.tolist()) for step in steps])
-    assert drafted[0] == drafted[1]
+    assert drafted[0] == drafted[1] == drafted[2]

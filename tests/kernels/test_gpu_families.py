@@ -11,7 +11,7 @@ from specter.errors import SpecterError
 from specter.models.cuda.attention import check_served
 from specter.models.spec import ModelSpec
 from tests.helpers import TINY, TINY_PHI, TINY_QWEN
-from tests.kernels.test_device_model import check_short_pass, check_unfused, engine, make_runner
+from tests.kernels.test_device_model import check_ablations, check_short_pass, engine, make_runner
 from tests.kernels.test_gpu_decoder import (
     DEVICE,
     Models,
@@ -61,7 +61,7 @@ def test_a_short_pass_is_launched_as_a_longer_one_that_was_captured(
 
 
 def test_the_unfused_draft_computes_the_same(models: Models) -> None:
-    check_unfused(models)
+    check_ablations(models)
 
 
 @pytest.mark.gpu

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specter.config import BudgetConfig, DatasetConfig, ExecutionConfig, ModelConfig, RunConfig, SamplingConfig
+from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.cuda import model as cuda_model
 from specter.models.cuda.loaded_model import load_model

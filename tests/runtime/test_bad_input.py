@@ -71,6 +71,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         (["system=specter_deadline", "system.num_staging=0"], "num_staging=0", "at least one"),
         (["system=specter_deadline", "system.eviction=lru"], "num_staging=64", "any other none"),
         (["execution=serial"], "execution .serial. changes", "clock=device"),
+        (["execution=by_expert", "execution.fused=false", "clock=device"], "uses none", "one of the two"),
         (["execution.stress_seed=3"], "execution .stress3. changes", "clock=device"),
         (["clock=device", "execution=serial", "execution.stress_seed=3"], "stress_seed reorders", "one of the two"),
         (["extensions=[no_such_package]"], "no_such_package is not a package", "extensions"),

@@ -120,3 +120,13 @@ def test_a_draft_step_is_one_launch_of_many_kernels() -> None:
 def test_bad_settings(name: str) -> None:
     with pytest.raises(SpecterError, match=f"{name} is 0"):
         dataclasses.replace(COSTS, **cast(Any, {name: 0}))
+
+
+@every_model
+def test_a_draft_by_expert_has_two_kernels_per_chosen_expert(spec: ModelSpec) -> None:
+    costs = CostModel(spec, tile_rows=16, kv_capacity=256)
+    by_expert = dataclasses.replace(costs, draft_by_expert=True)
+    fused, apart = costs.draft_step(), by_expert.draft_step()
+    assert apart.kernels - fused.kernels == 2 * (spec.top_k - 1) * spec.num_moe_layers
+    assert (apart.hbm_bytes, apart.flops, apart.launches) == (fused.hbm_bytes, fused.flops, fused.launches)
+    assert by_expert.experts(3).kernels == costs.experts(3).kernels

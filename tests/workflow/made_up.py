@@ -18,7 +18,8 @@ METRICS = (
     "tpot_ms", "tpot_after_first_round_ms", "ttft_ms", "end_to_end_ms", "union_mean", "num_hits", "num_late_hits",
     "num_misses", "hit_rate", "bytes_per_token", "link_busy_frac", "stall_ms", "over_floor_trace", "over_floor_ideal",
     "bits_per_weight", "decode_floor_ms", "device_total_bytes", "floor_ideal_ms", "floor_trace_ms", "acceptance",
-    "mean_accepted_len", "num_prompt_tokens",
+    "mean_accepted_len", "num_prompt_tokens", "num_rounds", "num_drafted", "num_prefetched", "draft_ms", "link_bytes",
+    "link_bytes_per_s", "frac_prefetched_used",
     *(f"device_{part}_bytes" for part in PARTS),
 )  # fmt: skip
 PER_LAYER = {"high": 16.0, "low": 4.0, "card": 31.0}
@@ -27,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "sampling": "greedy", "temperature": 1.0, "hardware": "a100_40gb_pcie4", "dataset": "gsm8k", "input": 0, "k": 16,
     "repeat": 0, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 1.0,
     "fits_budget": True, "fits_device": True, "fits_without_offloading": True, "assumes_residents": False,
-    "codec": "bf16", "charged_bits": 0.0, "is_auto": False,
+    "codec": "bf16", "charged_bits": 0.0, "is_auto": False, "execution": "default",
 }  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def probe() -> pd.DataFrame:
         rows += [at | {"quantity": "fidelity", "layer": layer, "value": rng.random()} for layer in (0, 1, 2)]
         rows += [at | {"quantity": "union", "k": k, "value": k * rng.uniform(1, 6)} for k in (1, 2, 3, 16)]
         rows += [at | {"quantity": "run", "k": k, "value": float(rng.randint(1, 9))} for k in (0, 2, 8)]
+        rows += [at | {"quantity": "named_used", "k": k, "value": rng.random()} for k in (6, 16, 32)]
         rows += [at | {"quantity": "acceptance", "value": rng.random(), "num": rng.randint(10, 90)}]
         rows += [at | {"quantity": "distinct_4grams", "value": rng.random()}]
     named = {"model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite"}

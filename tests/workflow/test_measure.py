@@ -22,8 +22,9 @@ from harness.jobs.tidy import gather
 from harness.jobs.tidy import main as gather_tables
 from harness.plan import TextKey, compose, experiment_runs
 from harness.recordings import RECORDING, read_manifest
-from specter.config import BudgetConfig, ExecutionConfig, ModelConfig, RunConfig
+from specter.config import BudgetConfig, ModelConfig, RunConfig
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.models.cpu.live import LiveModel
 from specter.prompts import load_tokenizer
 from specter.resolve import ResolvedRun

@@ -16,6 +16,7 @@ from specter.probes.routing import (
     generated_matches,
     largest_useful_depth,
     match,
+    named_and_used,
     runs_of,
     union_sizes,
 )
@@ -74,6 +75,16 @@ def test_largest_useful_depth_of_the_paper() -> None:
     assert largest_useful_depth(0.9663) == 32 and largest_useful_depth(0.3) == 1
     with pytest.raises(SpecterError, match="every draft"):
         largest_useful_depth(1.0)
+
+
+def test_what_a_draft_names_is_what_its_tokens_chose_most() -> None:
+    """Two layers; in the first, expert 2 leads, and 0 and 1 tie; the verification needs 1 and 2 there, and 4 of 3 and 4
+    in the second."""
+    draft = np.array([[[2, 0], [3, 4]], [[2, 1], [3, 4]]], np.int16)  # [draft_len, layers, k]
+    target = np.array([[[2, 1], [1, 2], [2, 1]], [[4, 5], [4, 6], [4, 7]]], np.int16)  # [layers, rows, k]
+    recording = drafted()
+    recording.passes[1:] = [RecordedPass(1, [7, 8, 9], draft, target, [8, 4])]
+    assert named_and_used([recording], 8, (1, 2, 9)) == {1: 1 / 2, 2: 2 / 4, 9: 3 / 5}
 
 
 def test_union_of_windows() -> None:

@@ -32,6 +32,7 @@ SYSTEMS = (
     "resident",
 )
 TIERS, SAMPLINGS, DATASETS = ("high", "low"), ("greedy", "seeded"), ("gsm8k", "prose")
+EXECUTIONS = ("default", "by_expert")
 TITLES = {"gsm8k": "GSM8K", "prose": "prose"}
 AXES: dict[str, Any] = {"budget": TIERS, "sampling": SAMPLINGS, "dataset": DATASETS, "input": (0, 1, 2)}
 
@@ -82,6 +83,8 @@ def frames_of(name: str) -> Frames:
         "hardware": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",),
                                                     "hardware": ("h200_pcie5", "a100_40gb_pcie4")}),
         "rivals": rival_runs,
+        "published_ablation": lambda: runs(("specter", "specter_no_prefetch"), **AXES | {"execution": EXECUTIONS}),
+        "hit_rates": lambda: runs(("lru", "specter"), **AXES | {"budget": ("6", "16", "32")}),
         "prompt_length": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",), "prompt_tokens": (16, 0)}),
         "decomposition": decomposed,
         "residual": lambda: residual_runs(model=("deepseek_v2_lite", "phi3_5_moe")),

@@ -159,6 +159,38 @@ class Draft:
         )  # fmt: skip
 
 
+class ByExpertDraft(Draft):
+    """A `Draft` that launches its INT4 kernels once per chosen expert: the ablation of their fusion over experts."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        spec, device = self.weights.spec, self.weights.device
+        self._lone_inner = Octets.empty(spec.expert_inter, device)
+        self._nothing = self._shared[:0]
+        self._no_weight = torch.zeros(spec.hidden, 0, dtype=self.weights.dtype, device=device)
+
+    def run_moe(self, index: int, moe: int, next_gain: Tensor) -> None:
+        layer, experts, tuning, pdl = self.weights.layers[index], self.experts, self.tuning, self.pdl
+        routing = self._routings[moe]
+        skinny.norm_gated(
+            self._attended, layer.wide, self._shared, routing, self.weights.spec.norm_eps, tuning.wide, pdl
+        )
+        last = routing.weights.shape[0] - 1  # the shared expert is added once
+        for rank in range(last + 1):
+            lone = dataclasses.replace(
+                routing, weights=routing.weights[rank : rank + 1], history=routing.history[:, rank : rank + 1]
+            )
+            int4_moe.gate_up(
+                self._octets, experts.gate_up[moe], experts.gate_up_params[moe], lone, self._lone_inner,
+                tuning.gate_up, pdl,
+            )  # fmt: skip
+            shared, weight = (self._shared, layer.down) if rank == last else (self._nothing, self._no_weight)
+            int4_moe.down(
+                shared, weight, self._lone_inner, experts.down[moe], experts.down_params[moe], lone, self._moe_done,
+                next_gain, tuning.down, pdl,
+            )  # fmt: skip
+
+
 class UnfusedDraft(Draft):
     """A `Draft` that runs the chosen experts one by one in plain torch: the ablation of the INT4 kernels.
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from specter.config import ExecutionConfig, RunConfig, SystemConfig
+from specter.config import RunConfig, SystemConfig
 from specter.errors import SpecterError
+from specter.execution import ExecutionConfig
 from specter.experts.transfer import Backend, move_nothing
 from specter.metrics import link_bytes_per_s
 from specter.models.cuda.arena import WriteBack
@@ -183,6 +184,7 @@ def runner_options(run: ResolvedRun, longest: int) -> RunnerOptions:
         owns_draft=DRAFTS[config.system.draft].is_own,
         is_resident=config.system.holds_all and not config.system.speculative and not run.costs.decodes,
         is_fused=config.execution.fused,
+        is_by_expert=config.execution.by_expert,
         is_graphed=config.execution.graphs,
         slot_bytes=run.slots.num_bytes if run.costs.decodes else 0,
         num_staged=run.costs.num_staged,

@@ -25,7 +25,7 @@ from specter.kernels.pinned_io import PinnedRing, copy_pinned, pinned_zeros
 from specter.models.base import Choose, Proposal, TargetPass
 from specter.models.cuda.arena import DeviceArena, Slots, make_mover, open_arena, open_blob_slots
 from specter.models.cuda.blobs import BlobStore
-from specter.models.cuda.draft import Draft, UnfusedDraft
+from specter.models.cuda.draft import ByExpertDraft, Draft, UnfusedDraft
 from specter.models.cuda.graph import Graph
 from specter.models.cuda.loaded_model import LoadedModel
 from specter.models.cuda.memory import DeviceBudget
@@ -80,6 +80,7 @@ class RunnerOptions:
     owns_draft: bool = False  # non-expert weights and a KV cache of the draft's own
     is_resident: bool = False  # every expert has a slot, a pass is one graph, nothing drafts, routing is not read
     is_fused: bool = True  # draft with the fused INT4 kernels, or else with plain torch
+    is_by_expert: bool = False  # launch the fused kernels once per chosen expert
     is_graphed: bool = True  # launch through CUDA graphs, where there is CUDA
     slot_bytes: int = 0  # of blobs; slots of 16-bit experts have the size of one
     num_staged: int = 0  # decoded experts in the staging area, if slots hold blobs
@@ -231,7 +232,7 @@ class ModelRunner:
 
     def _make_draft(self, weights: GpuWeights, cache: GpuKVCache) -> Draft:
         options = self.options
-        make: Callable[..., Draft] = Draft
+        make: Callable[..., Draft] = ByExpertDraft if options.is_by_expert else Draft
         if not options.is_fused:
             spec = self._model.spec
             self._budget.check(spec.experts_params, "the unpacked INT4 codes of a draft without fused kernels")
