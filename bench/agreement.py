@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from specter.codecs.int4 import Int4Experts
 from specter.errors import SpecterError
@@ -24,6 +23,7 @@ from specter.models.cpu.live import LiveModel
 from specter.models.weights import DecoderWeights
 from specter.probes.teacher import run_pass
 from specter.prompts import shipped_texts
+from specter.text.tokenizer import load_tokenizer
 
 Ints = NDArray[np.int64]
 
@@ -98,11 +98,11 @@ def load_prompts(paths: Iterable[Path], tokenizer_file: Path, num_prompts: int, 
     files = sorted(paths)
     if not tokenizer_file.is_file():
         raise SpecterError(f"{tokenizer_file} does not exist", "run from the root of the repository")
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = load_tokenizer(tokenizer_file)
     found: list[list[int]] = []
     for path in files:
         texts = shipped_texts(path)
-        prompts = [ids[:num_tokens] for text in texts if len(ids := tokenizer.encode(text).ids) >= num_tokens]
+        prompts = [ids[:num_tokens] for text in texts if len(ids := tokenizer.encode(text)) >= num_tokens]
         found += prompts[: -(-num_prompts // len(files))]
     if len(found) < num_prompts:
         raise SpecterError(

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from harness.plan import TextKey
 from specter.config import RunConfig
 from specter.errors import SpecterError
@@ -23,6 +21,7 @@ from specter.files import write_json
 from specter.prompts import encode, prompt_text, warmup_text
 from specter.recording import Recording
 from specter.sources import code_digest
+from specter.text.tokenizer import Tokenizer
 
 RECORDING, WARMUP = "recording.safetensors", "warmup.safetensors"  # beside a run that was measured on a device
 Files = tuple[Path, Path]  # the recording of a run, and that of its warm-up

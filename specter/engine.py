@@ -7,7 +7,7 @@ chooses what to prefetch, the cache tracks which expert is in which slot, and th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,8 +19,8 @@ from specter.experts.cache import CacheCounters, ExpertCache, Wave
 from specter.experts.lookahead import LookaheadBuffer
 from specter.experts.policies.base import NextLayerPredictor, Planner
 from specter.models.base import Model, Output, Proposal, TargetPass
-from specter.records import Generation, RoundRecord
-from specter.speculation.accept import Sampler
+from specter.records import Generation, OnCommit, RoundRecord
+from specter.speculation.accept import Sampler, through_stop
 from specter.speculation.depth import Depth
 from specter.timeline.base import Event, Mark, Timeline, difference
 from specter.timeline.costs import CostModel
@@ -55,6 +55,7 @@ class _Round:
     draft_end_ns: int
     end: _Window
     draft_len: int
+    accepted_len: int
     new_len: int
 
 
@@ -95,12 +96,18 @@ class Engine:
         return copy.deepcopy(self, shared | {id(self.model): model})
 
     def generate(
-        self, prompt: Sequence[int], max_new_tokens: int, on_commit: Callable[[list[int]], None] = lambda tokens: None
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        on_commit: OnCommit = lambda tokens: None,
+        stop_ids: Collection[int] = (),
     ) -> Generation:
-        """Generates exactly `max_new_tokens` tokens after `prompt`.
+        """Generates `max_new_tokens` tokens after `prompt`, or fewer where a token or the caller ends the text.
 
         Args:
             on_commit: called with the tokens of every commit, prefill's first token included.
+            stop_ids: tokens that end the text, such as EOS. The first one is its last token; those that its round
+                committed behind it are dropped.
         Raises:
             SpecterError: an empty prompt, or one that does not fit the KV cache with the new tokens.
 
@@ -119,10 +126,11 @@ class Engine:
         generation = self.generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
         try:
             tokens = [*prompt, self._prefill(generation, prompt)]
-            on_commit(tokens[-1:])
-            while (remaining := len(prompt) + max_new_tokens - len(tokens)) > 0:
-                on_commit(self.run_round(tokens, remaining))
+            new_tokens, end = tokens[-1:], len(prompt) + max_new_tokens
+            while not (is_ended := on_commit(new_tokens)) and tokens[-1] not in stop_ids and len(tokens) < end:
+                new_tokens = self.run_round(tokens, end - len(tokens), stop_ids)
             generation.tokens = tokens[len(prompt) :]
+            generation.stop_reason = "eos" if tokens[-1] in stop_ids else "stop" if is_ended else "length"
         except BaseException:
             with suppress(SpecterError, RuntimeError):  # a failed device cannot read its times
                 self._record()
@@ -132,8 +140,9 @@ class Engine:
         self._is_interrupted = False
         return generation
 
-    def run_round(self, committed: list[int], remaining: int) -> list[int]:
+    def run_round(self, committed: list[int], remaining: int, stop_ids: Collection[int] = ()) -> list[int]:
         """One round: appends 1 to K+1 tokens to `committed`, never more than `remaining`, and returns them.
+        None is behind a token of `stop_ids`.
 
         The target's KV lacks the last committed token. The round is recorded while the device runs the next draft or
         pass, so that the device does not idle.
@@ -149,14 +158,19 @@ class Engine:
             self.cache.note_barrier()
         tokens = [committed[-1], *(proposal.token for proposal in proposals)]
         outputs = self.target_pass(tokens, len(committed) - 1, num_outputs=len(tokens), after=barrier)
-        new_tokens = self.sampler.verify(proposals, outputs, len(committed))
+        verified = self.sampler.verify(proposals, outputs, len(committed))
+        new_tokens = through_stop(verified, stop_ids)
+        accepted_len = len(verified) - 1
         self._observe_copies(batches)
-        self.depth.verified(len(proposals), len(new_tokens) - 1)
+        self.depth.verified(len(proposals), accepted_len)
 
         committed += new_tokens
         self.model.crop(len(committed) - 1)
         self._draft_seen = min(self._draft_seen, len(committed) - 1)
-        self._unrecorded = _Round(begin, draft_end_ns, self._window(), len(proposals), new_len=len(new_tokens))
+        accepted_len = min(accepted_len, len(new_tokens))  # an accepted stop token has no bonus token behind it
+        self._unrecorded = _Round(
+            begin, draft_end_ns, self._window(), len(proposals), accepted_len=accepted_len, new_len=len(new_tokens)
+        )
         return new_tokens
 
     def draft(self, committed: Sequence[int], draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
@@ -292,7 +306,7 @@ class Engine:
             draft_end_ms=one.draft_end_ns / 1e6,
             end_ms=end.ns / 1e6,
             draft_len=one.draft_len,
-            accepted_len=one.new_len - 1,
+            accepted_len=one.accepted_len,
             new_len=one.new_len,
             prefetch_bytes=cache.prefetch_bytes,
             fetch_bytes=cache.fetch_bytes,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from specter.config import RunConfig
 
 CONFIG = "config.json"
-WANTED = [CONFIG, "*.safetensors", "*.safetensors.index.json", "tokenizer.json"]  # never pickles, never code
+WANTED = [  # never pickles, never code
+    CONFIG, "*.safetensors", "*.safetensors.index.json", "generation_config.json",
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+]  # fmt: skip
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 

@@ -96,7 +96,7 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
     if rounds is None:
         return metrics
     drafted, accepted, prefetched = total("draft_len"), total("accepted_len"), total("num_prefetched")
-    examined = accepted + sum(record.accepted_len < record.draft_len for record in records)
+    examined = accepted + sum(record.accepted_len < min(record.draft_len, record.new_len) for record in records)
     hits, late, misses = total("num_hits"), total("num_late_hits"), total("num_misses")
     num_bytes, link_busy_ms, need_ms = _link_bytes(records), total("link_busy_ms"), total("need_ms")
     ideal = floor_ideal(rounds, num_slots, costs, hardware)

@@ -6,10 +6,11 @@ import itertools
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from specter.config import DatasetConfig, RunConfig
 from specter.errors import SpecterError
+from specter.models.hub_config import read_spec
+from specter.text import tokenizer as text_tokenizer
+from specter.text.tokenizer import Tokenizer
 
 MIN_HUB_CHARS = 80  # skips headings and empty lines of hub data sets
 WARMUP_PATH = Path("data/prompts/warmup.txt")
@@ -39,14 +40,7 @@ def prompt_text(config: RunConfig) -> str:
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:
     """The model's tokenizer. Raises SpecterError for a missing or damaged file."""
-    path = Path(config.model.tokenizer)
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise SpecterError(
-            f"model.tokenizer={path} is not a tokenizer: {error}",
-            "give a tokenizer.json; run from the repository's root",
-        ) from None
+    return text_tokenizer.load_tokenizer(Path(config.model.tokenizer), read_spec(Path(config.model.checkpoint)).vocab)
 
 
 def warmup_text() -> str:
@@ -58,7 +52,7 @@ def warmup_text() -> str:
 
 def encode(tokenizer: Tokenizer, text: str, config: RunConfig) -> list[int]:
     """Token ids of a prompt, cut to its first `prompt_tokens`."""
-    ids: list[int] = tokenizer.encode(text).ids
+    ids = tokenizer.encode(text)
     return ids[: config.prompt_tokens] if config.prompt_tokens else ids
 
 

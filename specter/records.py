@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from specter.models.spec import ExpertId
 from specter.timeline.base import Clock
+
+# Why a generation ended: at the tokens allowed, at an end-of-sequence token, or because the caller wanted no more.
+StopReason = Literal["length", "eos", "stop"]
+OnCommit = Callable[[list[int]], bool | None]  # receives the tokens of a commit; True ends the generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +23,8 @@ class RoundRecord:
     draft_end_ms: float
     end_ms: float  # commit of this round's tokens
     draft_len: int
-    accepted_len: int
-    new_len: int
+    accepted_len: int  # of the committed tokens: in a round that a stop token cut, without those behind it
+    new_len: int  # accepted_len + 1, or accepted_len where an accepted stop token ends the text
     prefetch_bytes: int  # of prefetches
     fetch_bytes: int  # of fetches
     writeback_bytes: int  # displaced experts moved back to the host
@@ -46,3 +52,4 @@ class Generation:
     prefill_bytes: int = 0
     residents: list[ExpertId] = field(default_factory=list)  # resident or loading at the first commit
     rounds: list[RoundRecord] = field(default_factory=list)
+    stop_reason: StopReason | None = None  # None: interrupted

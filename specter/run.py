@@ -12,7 +12,6 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer
 
 from specter.config import RunConfig, from_values
 from specter.engine import check_length
@@ -27,6 +26,7 @@ from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
 from specter.resolve import ResolvedRun, check_paths, resolve
 from specter.results import adhoc_directory, run_id, write_run
 from specter.session import OnCommit, RunResult
+from specter.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specter.models.cuda.model import CudaModel
@@ -79,7 +79,7 @@ def encode_texts(config: RunConfig, tokenizer: Tokenizer, console: Console) -> t
     """
     text = prompt_text(config)
     prompt, warmup = encode(tokenizer, text, config), encode(tokenizer, warmup_text(), config)
-    whole = len(tokenizer.encode(text).ids)
+    whole = len(tokenizer.encode(text))
     if len(prompt) < whole:
         console.print(f"prompt cut to its first {len(prompt)} of {whole} tokens (prompt_tokens=0 keeps it whole)")
     check_length(len(prompt), config.max_new_tokens, config.kv_capacity)

@@ -15,7 +15,7 @@ from specter.metrics import Metrics, accesses, summarize
 from specter.models.base import Model
 from specter.models.spec import ExpertId
 from specter.recording import Recording, RecordingModel, ReplayModel
-from specter.records import Generation
+from specter.records import Generation, OnCommit
 from specter.resolve import ResolvedRun
 from specter.speculation.accept import Sampler, TokenSampler
 from specter.speculation.depth import AutoDepth, Depth
@@ -23,8 +23,6 @@ from specter.speculation.drafts import DRAFTS
 from specter.timeline.hardware import Hardware
 from specter.timeline.trace import TraceOp
 from specter.timeline.virtual import VirtualTimeline
-
-OnCommit = Callable[[list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)

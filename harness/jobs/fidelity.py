@@ -17,7 +17,6 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -131,10 +130,10 @@ def _recorded(probe: Probe, manifests: Sequence[Path]) -> Iterator[Request]:
 
 
 def _of_datasets(run: RunConfig, probe: Probe) -> Iterator[Request]:
-    tokenizer: Tokenizer = load_tokenizer(run)
+    tokenizer = load_tokenizer(run)
     for name in probe.datasets:
         for text in first_texts(compose([f"dataset={name}"]).dataset, probe.num_requests):
-            yield Request("data set", name, tokenizer.encode(text).ids)
+            yield Request("data set", name, tokenizer.encode(text))
 
 
 def side_by_side(found: Sequence[Request], prompt_tokens: int) -> Texts:

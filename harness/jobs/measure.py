@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from harness.jobs import ExperimentOptions, preflight, progress_bar, steps
 from harness.jobs.replay import check_names
@@ -42,6 +41,7 @@ from specter.resolve import ResolvedRun, check_paths, resolve
 from specter.results import adhoc_directory, run_id, write_misfit, write_run
 from specter.session import RunResult
 from specter.sources import code_digest
+from specter.text.tokenizer import Tokenizer
 
 NOTED = (*provenance.MACHINE, "clocks.max.sm", "clocks.max.mem", "power.draw", "commit", "source_sha256")
 Notes = dict[str, str]

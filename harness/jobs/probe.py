@@ -98,7 +98,7 @@ def measure(plan: ProbePlan, manifests: Sequence[Path]) -> list[Row]:
     """All rows of one model."""
     config = plan.base
     tokenizer = load_tokenizer(config)
-    texts = [tokenizer.encode(text).ids for text in shipped_texts(HELD_OUT)[: plan.num_texts]]
+    texts = [tokenizer.encode(text) for text in shipped_texts(HELD_OUT)[: plan.num_texts]]
     rows: list[Row] = []
     if texts:
         with progress_bar() as progress:

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
+from specter.text.tokenizer import Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION = ROOT / "data" / "standins" / "calibration.safetensors"
@@ -48,7 +48,7 @@ def load_calibration(
 
     Raises SpecterError: a file that is missing, damaged or too short, or tokens outside the model's vocabulary.
     """
-    theirs = None if tokenizer is None else _read_tokenizer(tokenizer)
+    theirs = None if tokenizer is None else load_tokenizer(tokenizer)
     tokens = _read_text(path, theirs) if path.suffix == ".txt" else _read_tokens(path)
     if path.resolve() == CALIBRATION:
         tokens = _for_model(tokens, spec, tokenizer, theirs)
@@ -77,7 +77,7 @@ def _for_model(
 ) -> NDArray[np.int64]:
     """The shipped tokens [N, length] in the model's vocabulary: windows [n, length]."""
     if path is None or theirs is None:
-        if spec.vocab > _read_tokenizer(TOKENIZER).get_vocab_size():
+        if spec.vocab > load_tokenizer(TOKENIZER).backend.get_vocab_size():
             raise SpecterError(
                 f"{spec.name} has {spec.vocab} tokens, the calibration text is coded by the stand-ins' tokenizer",
                 "give tokenizer=FILE, the model's tokenizer.json; for an inflated stand-in "
@@ -86,14 +86,13 @@ def _for_model(
         return tokens
     if path.read_bytes() == TOKENIZER.read_bytes():
         return tokens
-    texts = _read_tokenizer(TOKENIZER).decode_batch(tokens.tolist())
-    return _encode(texts, theirs, tokens.shape[1])
+    shipped = load_tokenizer(TOKENIZER)
+    return _encode([shipped.decode(row) for row in tokens.tolist()], theirs, tokens.shape[1])
 
 
 def _encode(texts: list[str], tokenizer: Tokenizer, length: int) -> NDArray[np.int64]:
     """The texts one after the other, as windows [n, length] of tokens."""
-    coded = tokenizer.encode_batch(texts, add_special_tokens=False)
-    ids = np.array([token for one in coded for token in one.ids], np.int64)
+    ids = np.array([token for text in texts for token in tokenizer.encode_bare(text)], np.int64)
     return ids[: len(ids) // length * length].reshape(-1, length)
 
 
@@ -118,10 +117,3 @@ def _read_text(path: Path, tokenizer: Tokenizer | None) -> NDArray[np.int64]:
     if len(tokens) < 2:
         raise SpecterError(f"{path} makes {len(tokens)} sequences of {SEQUENCE_LENGTH} tokens", "give more text")
     return tokens
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise SpecterError(f"{path} is not a tokenizer: {error}", "give tokenizer=FILE, a tokenizer.json") from None

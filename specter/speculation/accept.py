@@ -7,7 +7,7 @@ import torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from specter.models.base import Output, Proposal
@@ -22,6 +22,12 @@ class Sampler(Protocol):
 
         `outputs[i]` is the target's output for `position + i`; there is one more of them than proposals.
         """
+
+
+def through_stop(tokens: Sequence[int], stop_ids: Collection[int]) -> list[int]:
+    """The tokens up to the first one in `stop_ids`, which stays; all of them if there is none."""
+    end = next((index for index, token in enumerate(tokens, start=1) if token in stop_ids), len(tokens))
+    return list(tokens[:end])
 
 
 class SelectingSampler:

@@ -18,6 +18,7 @@ ROOMS = (
     ("what a model is", ["specter.models.spec", "specter.models.base", "specter.models.hub_config",
                          "specter.models.families"]),
     ("clocks and costs", ["specter.timeline", "specter.records"]),
+    ("texts and tokens", ["specter.text"]),
     ("INT4 matrices", ["specter.codecs"]),
     ("kernels", ["specter.kernels"]),
     ("checkpoints and shared numerics", ["specter.models"]),

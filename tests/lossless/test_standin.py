@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 
 from harness.plan import compose
 from specter.config import BudgetConfig, SystemConfig
 from specter.models.cpu.live import LiveModel
-from specter.prompts import encode, prompt_text
+from specter.prompts import encode, load_tokenizer, prompt_text
 from specter.resolve import resolve
 from tests.helpers import load_system, open_live
 
@@ -29,7 +28,7 @@ def live() -> LiveModel:
 
 @pytest.fixture(scope="module")
 def prompt() -> list[int]:
-    return encode(Tokenizer.from_file(CONFIG.model.tokenizer), prompt_text(CONFIG), CONFIG)
+    return encode(load_tokenizer(CONFIG), prompt_text(CONFIG), CONFIG)
 
 
 @pytest.fixture(scope="module")
