@@ -260,6 +260,8 @@ def _check_system(config: RunConfig) -> None:
         raise SpecterError(f"system.planner={system.planner} needs a draft", "set system.speculative=true")
     if system.draft != SHARED and not system.speculative:
         raise SpecterError(f"system.draft={system.draft} without a draft", "set system.speculative=true")
+    if DRAFTS[system.draft].copies_kv and config.clock != "virtual":
+        raise SpecterError(f"system.draft={system.draft} is charged and not run", "set clock=virtual")
     if EVICTIONS[system.eviction].uses_staging != (system.num_staging > 0):
         users = ", ".join(name for name in EVICTIONS.names() if EVICTIONS[name].uses_staging)
         raise SpecterError(

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specter.errors import SpecterError
-from specter.experts.cache import CacheCounters, ExpertCache, Wave
+from specter.experts.cache import ExpertCache, Wave
 from specter.experts.lookahead import LookaheadBuffer
 from specter.experts.policies.base import NextLayerPredictor, Planner
-from specter.models.base import Model, Output, Proposal, TargetPass
-from specter.records import Generation, OnCommit, RoundRecord
+from specter.models.base import Model, Output, Proposal, Routing, TargetPass
+from specter.records import Generation, OnCommit, PlanRecord
+from specter.rounds import FinishedRound, Window
 from specter.speculation.accept import Sampler, through_stop
 from specter.speculation.depth import Depth
-from specter.timeline.base import Event, Mark, Timeline, difference
+from specter.timeline.base import Event, Timeline
 from specter.timeline.costs import CostModel
 
 
@@ -37,28 +39,6 @@ def check_length(prompt_len: int, max_new_tokens: int, kv_capacity: int) -> None
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A point in time; a round is recorded as the difference of two."""
-
-    ns: int
-    mark: Mark
-    counters: CacheCounters
-    num_needs: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """A finished round that is not recorded yet."""
-
-    begin: _Window
-    draft_end_ns: int
-    end: _Window
-    draft_len: int
-    accepted_len: int
-    new_len: int
-
-
 @dataclass(eq=False)
 class Engine:
     """One system: a model, a sampler and policies for moving experts, on one timeline.
@@ -67,6 +47,8 @@ class Engine:
         planner: plans loads during drafting. predictor: plans loads one layer ahead.
         depth: the K of each round; 0 decodes plainly, one token a round.
         has_own_draft: the draft has a KV cache of its own, and is charged for filling it.
+        copies_kv: the draft has a copy of the target's KV, made anew in every round. by_token: verification runs the
+            experts of one token after the other. Both show what the alternative costs, and are charged only.
 
     Attributes:
         generation: the current or last one; its rounds survive an interruption.
@@ -81,6 +63,8 @@ class Engine:
     depth: Depth
     predictor: NextLayerPredictor
     has_own_draft: bool = False
+    copies_kv: bool = False
+    by_token: bool = False
     generation: Generation | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +72,8 @@ class Engine:
         self._draft_seen = 0  # positions in an own draft's KV
         self._staged: tuple[list[Event], list[Event]] = [], []  # last uses of the halves of the staging area
         self._is_interrupted = False
-        self._unrecorded: _Round | None = None
+        self._unrecorded: FinishedRound | None = None
+        self._plans: list[PlanRecord] = []  # of this round
 
     def fork(self, model: Model) -> Engine:
         """Copies the engine in the state after its last generation, over `model`; for the virtual clock only."""
@@ -168,14 +153,16 @@ class Engine:
         self.model.crop(len(committed) - 1)
         self._draft_seen = min(self._draft_seen, len(committed) - 1)
         accepted_len = min(accepted_len, len(new_tokens))  # an accepted stop token has no bonus token behind it
-        self._unrecorded = _Round(
-            begin, draft_end_ns, self._window(), len(proposals), accepted_len=accepted_len, new_len=len(new_tokens)
-        )
+        self._unrecorded = FinishedRound(
+            begin, draft_end_ns, self._window(), len(proposals), accepted_len=accepted_len, new_len=len(new_tokens),
+            plans=self._plans,
+        )  # fmt: skip
         return new_tokens
 
     def draft(self, committed: Sequence[int], draft_len: int) -> tuple[list[Proposal], list[list[Event]]]:
         """Drafts `draft_len` tokens; returns them and the copies of the planner's `at_once` plans, by plan."""
         self.lookahead.clear()
+        self._plans = []
         if draft_len == 0:
             return [], []
         timeline, planner, position = self.timeline, self.planner, len(committed) - 1
@@ -184,6 +171,8 @@ class Engine:
         if self.has_own_draft:  # its first step also processes the tokens that its KV lacks
             num_rows[0] += position - self._draft_seen
             self._draft_seen = position + draft_len
+        if self.copies_kv:
+            timeline.compute(self.costs.copy_kv(position), lambda: None)
         # All steps are issued at once: each starts from its predecessor's token on the device, without the host.
         steps = [timeline.compute(self.costs.draft_step(rows), self.model.draft_step) for rows in num_rows]
         batches: list[list[Event]] = []
@@ -202,6 +191,7 @@ class Engine:
             if num_drafted > 1:
                 planner.observe_step(timeline.elapsed_ns(steps[num_drafted - 2][1], done) / 1e6)
             plan = planner.plan(num_drafted, counts, self.cache.present(*counts.shape))
+            self._plans.append(PlanRecord(num_drafted, plan.phase, len(plan.loads), plan.chunk_len))
             if copies := self.cache.submit(plan, known=done):
                 batches.append(copies)
         self._record()  # the last round; its events have completed by now
@@ -230,8 +220,9 @@ class Engine:
             self._wait(done)  # sync: the host needs this layer's routing to issue fetches
             counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
             self.depth.demand(moe_layer, counts, len(tokens))
-            for wave in self.cache.waves(moe_layer, counts, known=done):
-                self._run_wave(target, layer, wave, tiles)
+            for needed in self._demands(routing, counts, num_outputs):
+                for wave in self.cache.waves(moe_layer, needed, known=done):
+                    self._run_wave(target, layer, wave, tiles if needed is counts else 1)
             if predicted is not None:  # behind the misses of this layer
                 num_experts, is_present = self.model.num_experts, self.cache.is_present
                 plan = self.predictor.plan(moe_layer + 1, predicted, num_experts, is_present)
@@ -260,6 +251,12 @@ class Engine:
         generation.residents = list(self.cache.residency.experts())
         return first
 
+    def _demands(self, routing: Routing, counts: NDArray[np.int64], num_outputs: int) -> Sequence[NDArray[np.int64]]:
+        """What a layer's experts are run for, in order: all rows together, or the rows of a verification in turn."""
+        if not self.by_token or num_outputs == 1:
+            return [counts]
+        return [np.bincount(row, minlength=len(counts)) for row in routing]
+
     def _run_wave(self, target: TargetPass, layer: int, wave: Wave, tiles: int) -> None:
         """Computes a wave; its slots are free behind the work that reads them: with a codec that is the decode."""
         costs, compute, experts = self.costs, self.timeline.compute, wave.experts
@@ -287,40 +284,18 @@ class Engine:
                 copy_ms = self.timeline.elapsed_ns(batch[0], batch[-1]) / 1e6
                 self.planner.observe_copies((len(batch) - 1) * self.costs.payload_bytes, copy_ms)
 
-    def _window(self) -> _Window:
+    def _window(self) -> Window:
         counters = replace(self.cache.counters)
-        return _Window(self.timeline.now_ns(), self.timeline.mark(), counters, self.cache.queue.num_met())
+        return Window(self.timeline.now_ns(), self.timeline.mark(), counters, self.cache.queue.num_met())
 
     def _record(self) -> None:
         """Records the finished round, if one is not recorded yet."""
         if (one := self._unrecorded) is None:
             return
         assert self.generation is not None
-        begin, end, totals_at = one.begin, one.end, self.timeline.totals_at
-        lanes, cache = difference(totals_at(end.mark), totals_at(begin.mark)), difference(end.counters, begin.counters)
+        lanes = one.lanes(self.timeline.totals_at)
         self._unrecorded = None  # before the append: an interruption here must not record the round twice
-        need_ns = self.cache.queue.settle(end.num_needs)
-        record = RoundRecord(
-            index=len(self.generation.rounds),
-            start_ms=begin.ns / 1e6,
-            draft_end_ms=one.draft_end_ns / 1e6,
-            end_ms=end.ns / 1e6,
-            draft_len=one.draft_len,
-            accepted_len=one.accepted_len,
-            new_len=one.new_len,
-            prefetch_bytes=cache.prefetch_bytes,
-            fetch_bytes=cache.fetch_bytes,
-            writeback_bytes=lanes.copied_bytes - cache.prefetch_bytes - cache.fetch_bytes,
-            num_hits=cache.num_hits,
-            num_late_hits=cache.num_late_hits,
-            num_misses=cache.num_misses,
-            num_prefetched=cache.num_prefetched,
-            num_prefetched_used=cache.num_prefetched_used,
-            union_mean=cache.num_experts / self._num_moe_layers,
-            stall_ms=lanes.stall_ns / 1e6,
-            link_busy_ms=lanes.link_busy_ns / 1e6,
-            need_ms=need_ns / 1e6,
-            compute_busy_ms=lanes.compute_busy_ns / 1e6,
-        )
+        need_ns = self.cache.queue.settle(one.end.num_needs)
+        record = one.record(len(self.generation.rounds), lanes, need_ns, self._num_moe_layers)
         self.generation.rounds.append(record)
         self.depth.observe(record)

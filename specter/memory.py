@@ -28,8 +28,8 @@ def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
     """Device bytes of a system by part, of the full-size model, before its slots.
 
     shared: the target's non-expert weights · kv: its KV cache · draft: the INT4 experts, which a codec that decodes
-    needs without a draft, too · draft_shared, draft_kv: an own draft's copy of the non-expert weights, and its KV ·
-    buffer: spare buffers of a swapping system · staging: decoded experts.
+    needs without a draft, too · draft_shared, draft_kv: an own draft's copy of the non-expert weights, and its KV (or
+    the copy of the target's) · buffer: spare buffers of a swapping system · staging: decoded experts.
     """
     spec = costs.spec
     shared = spec.non_expert_params * costs.weight_bytes
@@ -42,7 +42,7 @@ def fixed_bytes(costs: CostModel, system: SystemConfig) -> dict[str, int]:
         "kv": kv,
         "draft": round(spec.experts_params * costs.int4_bits / 8) if system.speculative or costs.decodes else 0,
         "draft_shared": copy if owns else 0,
-        "draft_kv": kv if owns else 0,
+        "draft_kv": kv if owns or kind.copies_kv else 0,
         "buffer": system.num_buffers * costs.payload_bytes,
         "staging": costs.num_staged * costs.expert_bytes,
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specter.experts.policies.three_phase import INITIAL, OVERLAP
 from specter.floors import RoundAccess, decode_ns, floor_ideal, floor_trace
 from specter.models.base import Routing
 from specter.recording import Recording
@@ -55,6 +56,8 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
     the link is never busy outside of it.
     bits_per_weight: of a stored expert. frac_slot_unused: of the bytes of slots that hold experts, in the mean.
     decode_floor_ms: the least time of decoding every expert used, by the cost model; 0 for 16-bit experts.
+    num_overlap_plans: plans at the end of an adaptive chunk (three_phase). first_chunk_len: draft tokens that the
+    copies of a round's first plan were estimated to take.
     acceptance: accepted drafts / examined drafts (the accepted ones and the first rejected one of a round).
 
     Args:
@@ -97,6 +100,7 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
         return metrics
     drafted, accepted, prefetched = total("draft_len"), total("accepted_len"), total("num_prefetched")
     examined = accepted + sum(record.accepted_len < min(record.draft_len, record.new_len) for record in records)
+    plans = [plan for record in records for plan in record.plans]
     hits, late, misses = total("num_hits"), total("num_late_hits"), total("num_misses")
     num_bytes, link_busy_ms, need_ms = _link_bytes(records), total("link_busy_ms"), total("need_ms")
     ideal = floor_ideal(rounds, num_slots, costs, hardware)
@@ -113,6 +117,11 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
         "num_misses": misses,
         "hit_rate": hits / (hits + late + misses),
         "num_prefetched": prefetched,
+        "num_plans": len(plans),
+        "num_overlap_plans": sum(plan.phase == OVERLAP for plan in plans),
+        "first_chunk_len": float(np.mean(chunks))
+        if (chunks := [one.chunk_len for one in plans if one.phase == INITIAL])
+        else None,
         "frac_prefetched_used": total("num_prefetched_used") / prefetched if prefetched else None,
         "link_bytes": num_bytes,
         "bytes_per_token": num_bytes / num_decoded,

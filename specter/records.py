@@ -15,6 +15,16 @@ OnCommit = Callable[[list[int]], bool | None]  # receives the tokens of a commit
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A plan made while drafting; the fields of `policies.base.Plan`, and when it was made."""
+
+    num_drafted: int  # draft tokens of the round before it
+    phase: str
+    num_loads: int  # planned; those without a free slot are fetched on demand instead
+    chunk_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One round (draft, verify, accept). Times on the run's clock; a system without draft has draft_len 0."""
 
@@ -38,6 +48,7 @@ class RoundRecord:
     link_busy_ms: float
     need_ms: float  # time during which demand was known and unmet
     compute_busy_ms: float
+    plans: tuple[PlanRecord, ...] = ()
 
 
 @dataclass(slots=True)

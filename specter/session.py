@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from specter.engine import Engine
 from specter.errors import SpecterError
+from specter.execution import DRAFTED, PERFECT
 from specter.experts.cache import ExpertCache
 from specter.experts.policies.base import EVICTIONS, PLANNERS, PREDICTORS, Pool, layer_quotas
 from specter.experts.residency import Residency
@@ -14,7 +15,7 @@ from specter.experts.transfer import TRANSFERS, Backend, Mover, move_nothing
 from specter.metrics import Metrics, accesses, summarize
 from specter.models.base import Model
 from specter.models.spec import ExpertId
-from specter.recording import Recording, RecordingModel, ReplayModel
+from specter.recording import RecordedPass, Recording, RecordingModel, ReplayModel
 from specter.records import Generation, OnCommit
 from specter.resolve import ResolvedRun
 from specter.speculation.accept import Sampler, TokenSampler
@@ -59,6 +60,12 @@ def run_input(
     Raises:
         SpecterError: a prompt that is empty or too long for the KV cache.
     """
+    if run.config.execution.routes != DRAFTED:
+        raise SpecterError(
+            f"execution.routes={run.config.execution.routes} replaces the routing of a recording",
+            "put the run into an experiment of the virtual clock (conf/experiment/planner.yaml), or set "
+            f"execution.routes={DRAFTED}",
+        )
     recorder = RecordingModel(model, predicts)
     engine = build_engine(run, recorder, sampler, backend)
     warmup = None
@@ -107,6 +114,8 @@ def build_engine(run: ResolvedRun, model: Model, sampler: Sampler, backend: Back
         depth=_depth(run),
         predictor=PREDICTORS[system.predictor](),
         has_own_draft=DRAFTS[system.draft].is_own,
+        copies_kv=DRAFTS[system.draft].copies_kv,
+        by_token=config.execution.by_token,
     )
 
 
@@ -122,6 +131,21 @@ def virtual_backend(run: ResolvedRun, move: Mover = move_nothing) -> Backend:
     return Backend(VirtualTimeline(run.config.hardware, run.config.trace), move)
 
 
+def with_routes(recording: Recording, run: ResolvedRun) -> Recording:
+    """The recording with the draft's routing that `execution.routes` states."""
+    routes = run.config.execution.routes
+    if routes == DRAFTED:
+        return recording
+
+    def replaced(one: RecordedPass) -> RecordedPass:
+        if routes == PERFECT:  # row i of a pass is the input of draft step i
+            return replace(one, draft_routing=one.target_routing[:, : len(one.draft_routing)].swapaxes(0, 1))
+        other = (one.draft_routing + run.spec.num_experts // 2) % run.spec.num_experts
+        return replace(one, draft_routing=other)
+
+    return replace(recording, passes=[replaced(one) for one in recording.passes])
+
+
 class Replayer:
     """Replays runs from recordings. Consecutive runs that differ in their input alone share one warm-up: each goes on
     from a copy of the engine that the warm-up has left."""
@@ -135,6 +159,7 @@ class Replayer:
         Raises:
             SpecterError: the recordings are of another run.
         """
+        recording, warmup = (with_routes(one, run) for one in (recording, warmup))
         model = ReplayModel([recording, warmup], run.spec.num_dense_layers, run.spec.num_experts)
         engine = self._engine(run, model, warmup.prompt).fork(model)
         engine.generate(recording.prompt, run.config.max_new_tokens)

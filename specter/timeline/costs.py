@@ -135,6 +135,12 @@ class CostModel:
         return cost.work("draft_step", launches=1)  # one captured graph
 
     @_cached
+    def copy_kv(self, num_positions: int) -> Work:
+        """Copies the KV of a prefix on the device: reads and writes it, one kernel per layer."""
+        num_bytes = self.spec.num_layers * num_positions * self.spec.kv_width * self.weight_bytes
+        return _Cost(2 * num_bytes, kernels=self.spec.num_layers).work("copy_kv")
+
+    @_cached
     def predict_next(self, tiles: int = 1) -> Work:
         """The next layer's norm and router on this layer's hidden state."""
         cost = self._product(tiles * self.tile_rows, self.spec.hidden, self.spec.num_experts)

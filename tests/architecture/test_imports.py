@@ -29,7 +29,7 @@ ROOMS = (
     ("what a run needs", ["specter.hub", "specter.memory", "specter.resolve", "specter.prompts"]),
     ("the quantizers' commands", ["specter.quantize.cli", "specter.quantize.__main__",
                                   "specter.quantize.residual.__main__"]),
-    ("the engine", ["specter.engine"]),
+    ("the engine", ["specter.engine", "specter.rounds"]),
     ("one input", ["specter.metrics", "specter.session"]),
     ("models that compute", ["specter.models.cpu", "specter.models.inflation", "specter.models.cuda"]),
     ("records on disk, probes", ["specter.results", "specter.probes"]),

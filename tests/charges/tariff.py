@@ -100,6 +100,9 @@ TARIFF: dict[str, Charge] = {
     "draft step of 2 rows": ("draft_step", *draft(2, 4), DRAFT_KERNELS, 1),
     "draft step of 3 rows": ("draft_step", *draft(3, 6), DRAFT_KERNELS, 1),
     "draft step of 6 rows": ("draft_step", *draft(6, 6), DRAFT_KERNELS, 1),
+    # 3 layers of 9 numbers of 2 bytes a position, read and written
+    "copy of 1 position's KV": ("copy_kv", 2 * 3 * 9 * 2, 0, 3, 3),
+    "copy of 5 positions' KV": ("copy_kv", 5 * 2 * 3 * 9 * 2, 0, 3, 3),
     "INT4 draft step": ("draft_step", draft(1, 2)[0] - OWN_INT4_SAVES, draft(1, 2)[1], DRAFT_KERNELS, 1),
     "INT4 draft step of 2 rows": ("draft_step", draft(2, 4)[0] - OWN_INT4_SAVES, draft(2, 4)[1], DRAFT_KERNELS, 1),
     **target(tiles=1),

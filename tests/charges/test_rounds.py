@@ -21,10 +21,14 @@ ROUNDS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
 # Systems that combine what others show: a planner or an eviction of one with that of another.
 COMBINED = {
     "lru_residual",
+    "specmoeoff_no_plans",
     "specter_auto",
     "specter_cold_start",
     "specter_deadline_lru",
     "specter_deadline_residual",
+    "specter_early",
+    "specter_late",
+    "specter_no_barrier",
     "specter_plus",
     "specter_retain",
 }

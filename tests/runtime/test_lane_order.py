@@ -25,7 +25,10 @@ from tests.helpers import CONF
 
 # Without those over residual experts, whose waves read staging places: tests/lossless/test_residual.py.
 SYSTEMS = sorted(path.stem for path in (CONF / "system").glob("*.yaml") if not compose([f"system={path.stem}"]).decodes)
-BARRIERS = ["specmoeoff", "specmoeoff_tuned", "specter", "specter_barrier", "specter_retain"]
+BARRIERS = [
+    "specmoeoff", "specmoeoff_tuned", "specter", "specter_barrier", "specter_copied_kv", "specter_early",
+    "specter_late", "specter_retain",
+]  # fmt: skip
 SWAPS = ["mixtral_offloading", "mixtral_speculative_loading"]
 NUM_TOKENS = 20
 LENGTH = NUM_TOKENS + 3  # positions, with a prompt of three tokens

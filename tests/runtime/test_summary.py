@@ -19,7 +19,7 @@ from specter.experts.transfer import Backend
 from specter.floors import Floor, RoundAccess, floor_ideal, floor_trace, min_loads
 from specter.metrics import summarize
 from specter.models.spec import ExpertId
-from specter.records import Generation, RoundRecord
+from specter.records import Generation, PlanRecord, RoundRecord
 from specter.resolve import ResolvedRun, resolve
 from specter.session import build_engine
 from specter.speculation.accept import TokenSampler
@@ -77,6 +77,7 @@ FIRST = RoundRecord(
     link_busy_ms=0.040000,
     need_ms=0.041280,  # 40032 to 65032, 71200 to 76840, 80996 to 91636
     compute_busy_ms=0.037400,  # all but the stall: the host takes no time
+    plans=(PlanRecord(1, "initial", 3, 1), PlanRecord(2, "overlap", 2, 1)),
 )
 # Round 2, K = 2 of three tokens that remain; the second draft is wrong. Draft steps end at 101344 and 109260. Four
 # copies from 101344 to 121344, of which one has ended at 109260. Dense until 124316, L0 routed at 127512, copy until
@@ -103,6 +104,7 @@ SECOND = RoundRecord(
     link_busy_ms=0.035000,
     need_ms=0.035000,  # 101344 to 121344, 127512 to 132512, 136668 to 146668
     compute_busy_ms=0.029100,
+    plans=(PlanRecord(1, "initial", 4, 1),),  # the next boundary would be the last draft token
 )
 
 
@@ -222,6 +224,9 @@ METRICS = {
     "num_misses": 6,
     "hit_rate": 5 / 16,
     "num_prefetched": 9,
+    "num_plans": 3,
+    "num_overlap_plans": 1,
+    "first_chunk_len": 1.0,
     "frac_prefetched_used": 7 / 9,
     "link_bytes": 16 * 192,  # nine prefetches, six fetches and a write-back
     "bytes_per_token": 512.0,

@@ -46,11 +46,14 @@ class Plan:
 
     protect: experts that no load may displace until their layer has been verified, [MoE layers, E].
     at_once: issue all copies now. Otherwise they queue for the link, and the next plan replaces what is left.
+    phase: of the planner, for records. chunk_len: draft tokens that the copies were estimated to take, or 0.
     """
 
     loads: list[ExpertId]
     protect: NDArray[np.bool_]
     at_once: bool = False
+    phase: str = "step"
+    chunk_len: int = 0
 
 
 class Planner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ COLD_FRACTION = 0.2  # of K: the share of draft tokens before which nothing is l
 KEEP = 0.75  # weight of the old value in both moving averages
 FIRST_BYTES_PER_MS = 12e6  # estimate of the link's rate before a copy was measured
 FIRST_STEP_MS = 1.0  # estimate of a draft step before one was measured
+INITIAL, OVERLAP = "initial", "overlap"  # phases: the plan that ends Cold Start; one at the end of an adaptive chunk
 
 
 def cold_start(draft_len: int) -> int:
@@ -44,7 +46,11 @@ class ThreePhasePlanner(Planner):
 
     def begin_round(self, draft_len: int) -> None:
         self._draft_len = draft_len
-        self._boundary = cold_start(draft_len)
+        self._boundary = self.first_boundary(draft_len)
+
+    @staticmethod
+    def first_boundary(draft_len: int) -> int:
+        return cold_start(draft_len)
 
     def is_boundary(self, num_drafted: int) -> bool:
         return num_drafted == self._boundary
@@ -52,9 +58,11 @@ class ThreePhasePlanner(Planner):
     def plan(self, num_drafted: int, counts: NDArray[np.int32], present: NDArray[np.bool_]) -> Plan:
         plan, is_full = top_m_plan(self._top_m, counts, present)
         copy_ms = len(plan.loads) * self._payload_bytes / self._bytes_per_ms
-        boundary = num_drafted + max(1, math.ceil(copy_ms / self._step_ms))
+        chunk_len = max(1, math.ceil(copy_ms / self._step_ms))
+        boundary = num_drafted + chunk_len
         self._boundary = 0 if is_full or boundary >= self._draft_len else boundary
-        return plan
+        phase = OVERLAP if num_drafted > self.first_boundary(self._draft_len) else INITIAL
+        return replace(plan, phase=phase, chunk_len=chunk_len)
 
     def barrier(self, batches: Sequence[Sequence[Event]]) -> Sequence[Event]:
         return last_copy(batches)
@@ -64,6 +72,32 @@ class ThreePhasePlanner(Planner):
 
     def observe_copies(self, num_bytes: int, copy_ms: float) -> None:
         self._bytes_per_ms = KEEP * self._bytes_per_ms + (1 - KEEP) * num_bytes / copy_ms
+
+
+@PLANNERS.register("three_phase_early")
+class EarlyThreePhasePlanner(ThreePhasePlanner):
+    """Plans, and so displaces residents, after the first draft token already."""
+
+    @staticmethod
+    def first_boundary(draft_len: int) -> int:
+        return 1
+
+
+@PLANNERS.register("three_phase_late")
+class LateThreePhasePlanner(ThreePhasePlanner):
+    """Plans, and so displaces residents, once all draft tokens are counted; nothing is left to overlap with."""
+
+    @staticmethod
+    def first_boundary(draft_len: int) -> int:
+        return draft_len
+
+
+@PLANNERS.register("three_phase_unjoined")
+class UnjoinedThreePhasePlanner(ThreePhasePlanner):
+    """Verification does not wait for the copies: shows what the published barrier costs."""
+
+    def barrier(self, batches: Sequence[Sequence[Event]]) -> Sequence[Event]:
+        return ()
 
 
 def top_m_plan(top_m: Sequence[int], counts: NDArray[np.int32], present: NDArray[np.bool_]) -> tuple[Plan, bool]:
