@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.report import Row, Sample, device_ms, ms_at
+from bench.report import Row, ms_at
 from specter.codecs.int4 import Int4Matrices
 from specter.kernels import grouped_mlp, int4_moe
 from specter.kernels.device import Stream
@@ -28,6 +28,7 @@ from specter.models.cuda.loaded_model import DTYPE, Int4Layer, LoadedModel
 from specter.models.cuda.target import TARGET
 from specter.models.routing import top_k
 from specter.models.spec import ModelSpec
+from specter.sample import Sample, device_ms
 
 PREFILL_ROWS, PREFILL_LAYERS = 16, 4
 REFERENCE = "INT4 reference (torch: dequantise, multiply)"

@@ -15,7 +15,7 @@ import torch
 
 from baselines.transformers_offload import load_eager
 from bench import agreement, int4
-from bench.report import MIN_REPEATS, Report, Row, Sample, StepBytes, device_ms, ms_at
+from bench.report import Report, Row, StepBytes, ms_at
 from bench.streaming import SHORT_PROMPT
 from specter.models.cuda.arena import open_arena
 from specter.models.cuda.draft import Draft, UnfusedDraft
@@ -25,6 +25,7 @@ from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.no_gc import no_gc
 from specter.models.cuda.target import Target
 from specter.models.cuda.weights import GpuKVCache
+from specter.sample import MIN_REPEATS, Sample, device_ms
 
 PROMPT_TOKENS = 48
 DRAFT_TOKENS = 24  # at the end of each prompt, of the agreement

@@ -18,9 +18,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bench.report import Report, Row, Sample, host_ms, run_section
-from bench.residual_inputs import LayerData, Source, Timed
+from bench.report import Report, Row, run_section
 from specter import provenance
+from specter.calibrate.residual_inputs import LayerData, Source, Timed
 from specter.codecs.residual.decode import check_layer
 from specter.codecs.residual.encode import Encoded, encode_layer
 from specter.codecs.residual.resident import layout_of
@@ -29,6 +29,7 @@ from specter.kernels.pinned_io import pinned_zeros
 from specter.models.spec import ExpertId
 from specter.quantize.residual.convert import layer_report, summary
 from specter.quantize.residual.directory import expert_name
+from specter.sample import Sample, host_ms
 
 GOAL_DECODE_US, GOAL_GB_PER_S, GOAL_ENCODE_S = 20.0, 105.0, 60.0  # DeepSeek-V2-Lite on an H200
 PER_LAUNCH = (1, 2, 4, 8, 16, 32)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.report import HBM_BYTES_PER_S, MIN_REPEATS, Report, Row, Sample, device_ms, host_ms
+from bench.report import HBM_BYTES_PER_S, Report, Row
 from specter.errors import SpecterError
 from specter.models.cuda.arena import DeviceArena, make_mover, open_arena
 from specter.models.cuda.loaded_model import LoadedModel
@@ -20,6 +20,7 @@ from specter.models.cuda.prefill import LayerStream
 from specter.models.cuda.runner import ModelRunner, RunnerOptions
 from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ExpertId
+from specter.sample import MIN_REPEATS, Sample, device_ms, host_ms
 from specter.timeline.base import difference
 from specter.timeline.cuda import CudaTimeline
 

@@ -217,7 +217,8 @@ class Engine:
             predicted = None
             if self.predictor.is_active and layer + 1 < self.model.num_layers:
                 predicted, done = compute(costs.predict_next(tiles), partial(target.predict_next, layer))
-            self._wait(done)  # sync: the host needs this layer's routing to issue fetches
+            if not costs.one_graph:
+                self._wait(done)  # sync: the host needs this layer's routing to issue fetches
             counts = np.bincount(routing.ravel(), minlength=self.model.num_experts)
             self.depth.demand(moe_layer, counts, len(tokens))
             for needed in self._demands(routing, counts, num_outputs):

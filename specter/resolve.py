@@ -83,10 +83,12 @@ def build_costs(config: RunConfig) -> CostModel:
     spec = read_spec(Path(config.model.checkpoint)) if name == "itself" else FULL_SIZE.get(name)
     if spec is None:
         raise SpecterError(f"model.charged_as={name!r} is unknown", f"use one of: {', '.join(FULL_SIZE)}, itself")
-    draft_bits = DRAFTS[config.system.draft].weight_bits
+    # The device runtime keeps an own draft's non-expert weights in 16 bits; a measured profile charges what it does.
+    draft_bits = None if config.hardware.issue_ns else DRAFTS[config.system.draft].weight_bits
     return CostModel(
         spec, config.tile_rows, config.kv_capacity, draft_shared_bits=draft_bits,
         draft_by_expert=config.execution.by_expert,
+        one_graph=config.system.holds_all and config.hardware.issue_ns > 0,
     )  # fmt: skip
 
 

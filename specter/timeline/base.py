@@ -39,7 +39,7 @@ class Work:
 
     hbm_bytes: bytes read and written in device memory · flops: floating-point operations ·
     kernels: device kernels in it · launches: host launches (a captured graph is one launch of many kernels) ·
-    int_ops: integer operations.
+    int_ops: integer operations · waves: of experts.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Work:
     kernels: int
     launches: int
     int_ops: int = 0
+    waves: int = 0
 
 
 @dataclass(frozen=True, slots=True)

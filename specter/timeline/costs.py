@@ -61,10 +61,10 @@ class _Cost:
             self.int_ops + other.int_ops,
         )
 
-    def work(self, name: str, launches: int | None = None) -> Work:
+    def work(self, name: str, launches: int | None = None, waves: int = 0) -> Work:
         """As one operation; by default every kernel is a launch."""
         launches = self.kernels if launches is None else launches
-        return Work(name, self.num_bytes, self.flops, self.kernels, launches, self.int_ops)
+        return Work(name, self.num_bytes, self.flops, self.kernels, launches, self.int_ops, waves)
 
 
 def _cached(build: Callable[Concatenate[CostModel, P], Work]) -> Callable[Concatenate[CostModel, P], Work]:
@@ -94,6 +94,7 @@ class CostModel:
         draft_shared_bits: per non-expert weight of a draft that has its own; None where it reads the target's.
         coded_bytes: of one expert on the link, in the mean, under a codec that decodes; None: its 16-bit weights.
         draft_by_expert: a draft step launches its kernels once per chosen expert, instead of once per layer.
+        one_graph: a target pass is one captured graph, whose routing the host does not read: all experts are resident.
     """
 
     spec: ModelSpec
@@ -104,6 +105,7 @@ class CostModel:
     draft_shared_bits: float | None = None
     coded_bytes: int | None = None
     draft_by_expert: bool = False
+    one_graph: bool = False
     _works: dict[Any, Work] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pass_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # by tiles
 
@@ -149,7 +151,8 @@ class CostModel:
     @_cached
     def attend_and_route(self, layer: int, tiles: int = 1) -> Work:
         """Attention, norms, router and shared experts of one layer (of all); a dense layer whole. Layer 0 embeds."""
-        return self._layer(layer, tiles * self.tile_rows, tiles).work("attend_and_route")
+        cost = self._layer(layer, tiles * self.tile_rows, tiles)
+        return cost.work("attend_and_route", launches=int(layer == 0) if self.one_graph else None)
 
     @_cached
     def experts(self, num_experts: int, tiles: int = 1) -> Work:
@@ -162,7 +165,9 @@ class CostModel:
         rows = tiles * self.tile_rows
         moved = num_experts * self.expert_bytes + self._rows_bytes(rows)
         expert_rows = min(num_experts * rows, rows * self.spec.top_k + num_experts * self.tile_rows)
-        return _Cost(moved, 2 * self.spec.expert_params * expert_rows, EXPERT_KERNELS).work("experts")
+        return _Cost(moved, 2 * self.spec.expert_params * expert_rows, EXPERT_KERNELS).work(
+            "experts", self._launches, waves=1
+        )
 
     @_cached
     def decode(self, num_experts: int) -> Work:
@@ -174,7 +179,7 @@ class CostModel:
     @_cached
     def combine(self, tiles: int = 1) -> Work:
         """Writes and reads rows [T, top_k, D] in fp32, reads the shared experts' and residual rows, writes rows."""
-        return self._combine(tiles * self.tile_rows).work("combine")
+        return self._combine(tiles * self.tile_rows).work("combine", self._launches)
 
     def head(self, rows: int) -> Work:
         """Final norm, lm_head and sampling of `rows` rows, padded to whole tiles."""
@@ -182,7 +187,7 @@ class CostModel:
 
     @_cached
     def _tiled_head(self, tiles: int) -> Work:
-        return self._head(tiles * self.tile_rows).work("head")
+        return self._head(tiles * self.tile_rows).work("head", self._launches)
 
     # -- totals -----------------------------------------------------------------------------
 
@@ -221,6 +226,11 @@ class CostModel:
             waves = spec.num_moe_layers * (self._rows_bytes(tiles * self.tile_rows) + self.combine(tiles).hbm_bytes)
             self._pass_bytes[tiles] = layers + waves + self.head(rows).hbm_bytes
         return num_experts * self.expert_bytes + self._pass_bytes[tiles]
+
+    @property
+    def _launches(self) -> int | None:
+        """Of an operation behind the first of a pass; None: one per kernel."""
+        return 0 if self.one_graph else None
 
     # -- formulas ---------------------------------------------------------------------------
 

@@ -33,10 +33,15 @@ class Hardware:
     link_latency_ns: int  # per copy, on the link lane
     launch_ns: int  # host time per launch
     kernel_ns: int  # device time per kernel beyond its bytes and flops
-    sync_ns: int  # host time of a blocking read of a small result that exists already
+    sync_ns: int  # host time of a blocking read of a small result that exists, and of the Python that follows it
     source: str  # one line per number: "<field>: where it comes from"
     title: str = ""  # how figures and tables show it
     int_ops: int = 0  # 32-bit integer operations per second; 0: not stated, and codecs that decode are refused
+    # Of the device runtime, which captures each operation of the engine as a CUDA graph. `issue_ns` 0: not measured on
+    # this machine, and the target's kernels are launched one by one.
+    issue_ns: int = 0  # host time to issue a captured operation, its events and its Python included
+    graph_ns: int = 0  # device time of a captured operation beyond its kernels
+    wave_ns: int = 0  # device time of a wave of experts beyond its bytes and kernels: few programs, a long reduction
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -48,12 +53,17 @@ class Hardware:
                 raise SpecterError(f"hardware.{field.name} is {value}", f"give a whole number of at least {least}")
 
     def compute_ns(self, work: Work) -> int:
-        """Roofline: max(bytes / HBM, operations / rate), rounded up, plus a floor per kernel."""
+        """Roofline: max(bytes / HBM, operations / rate), rounded up, plus a floor per kernel, graph and wave."""
         memory = -(-work.hbm_bytes * NS_PER_S // self.hbm_bytes_per_s)
         arithmetic = -(-work.flops * NS_PER_S // self.bf16_flops)
         if work.int_ops:
             arithmetic = max(arithmetic, -(-work.int_ops * NS_PER_S // self.int_ops))
-        return (memory if memory > arithmetic else arithmetic) + work.kernels * self.kernel_ns
+        fixed = work.kernels * self.kernel_ns + work.waves * self.wave_ns + (self.graph_ns if work.launches else 0)
+        return (memory if memory > arithmetic else arithmetic) + fixed
+
+    def host_ns(self, work: Work) -> int:
+        """Host time to issue `work`: one graph where the profile states what that costs, or else its launches."""
+        return self.issue_ns if self.issue_ns and work.launches else work.launches * self.launch_ns
 
     def hbm_ns(self, num_bytes: int) -> int:
         """Time to move these bytes through device memory."""

@@ -60,7 +60,7 @@ class VirtualTimeline:
         charged = self._work_ns.get(work)
         if charged is None:
             hardware = self.hardware
-            charged = self._work_ns[work] = work.launches * hardware.launch_ns, hardware.compute_ns(work)
+            charged = self._work_ns[work] = hardware.host_ns(work), hardware.compute_ns(work)
         launch, duration = charged
         issued = self._host_ns
         self._host_ns = host = issued + launch

@@ -14,7 +14,7 @@ from specter.sources import PACKAGES, ROOT
 ROOMS = (
     ("errors", ["specter.errors"]),
     ("shared tools", ["specter.registry", "specter.files", "specter.sources", "specter.arguments",
-                            "specter.progress", "specter.provenance", "specter.typed"]),
+                            "specter.progress", "specter.provenance", "specter.typed", "specter.sample"]),
     ("what a model is", ["specter.models.spec", "specter.models.base", "specter.models.hub_config",
                          "specter.models.families"]),
     ("clocks and costs", ["specter.timeline", "specter.records"]),
@@ -32,7 +32,7 @@ ROOMS = (
     ("the engine", ["specter.engine", "specter.rounds"]),
     ("one input", ["specter.metrics", "specter.session"]),
     ("models that compute", ["specter.models.cpu", "specter.models.inflation", "specter.models.cuda"]),
-    ("records on disk, probes", ["specter.results", "specter.probes"]),
+    ("records on disk, probes", ["specter.results", "specter.probes", "specter.calibrate"]),
     ("the command line", ["specter.run"]),
     ("baselines", ["baselines"]),
     ("benches, training of stand-ins", ["bench", "tools"]),

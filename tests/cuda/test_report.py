@@ -14,8 +14,9 @@ from rich.console import Console
 from bench import kernels
 from bench.__main__ import main
 from bench.kernels import SUMMARY_KEYS
-from bench.report import Report, Row, Sample, StepBytes, ms_at, run_section
+from bench.report import Report, Row, StepBytes, ms_at, run_section
 from specter.models.full_size import FULL_SIZE
+from specter.sample import Sample
 
 DEEPSEEK_V2_LITE = FULL_SIZE["deepseek_v2_lite"]
 

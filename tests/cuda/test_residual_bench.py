@@ -12,12 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench import residual, residual_inputs
-from bench.report import Sample
+from bench import residual
 from specter.arguments import parse_arguments
+from specter.calibrate import residual_inputs
 from specter.errors import SpecterError
 from specter.models.checkpoint import write_checkpoint
 from specter.models.full_size import FULL_SIZE
+from specter.sample import Sample
 from tests.cuda.test_inflation import NARROW
 from tests.helpers import random_tensors
 

@@ -1,4 +1,4 @@
-"""What `bench.residual` measures on: the experts of a full-size model and their codes, on the device."""
+"""What the residual codec is measured on: the experts of a full-size model and their codes, on the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.report import Sample, device_ms
 from specter.codecs.int4 import Int4Experts
 from specter.codecs.residual.encode import Encoded
 from specter.codecs.residual.resident import ResidentCodes
@@ -23,6 +22,7 @@ from specter.models.inflation.inflated import InflatedCheckpoint
 from specter.quantize.gptq_format import read_directory
 from specter.quantize.residual.directory import pack_layer
 from specter.quantize.rtn import quantize_rtn
+from specter.sample import Sample, device_ms
 
 CODES = ("gptq", "rtn", "rtn_asym")
 GROUP = 128
