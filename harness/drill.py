@@ -78,7 +78,7 @@ def command(config: RunConfig) -> str:
     return (
         f".venv/bin/python -m specter.run model={config.model.name} system={config.system.name} "
         f"dataset={config.dataset.name} input={config.input} {budget} budget.policy={config.budget.policy}{depth} "
-        f"sampling={config.sampling.kind} hardware={config.hardware.name} prompt_tokens={config.prompt_tokens}{bits} "
+        f"sampling={config.sampling.label} hardware={config.hardware.name} prompt_tokens={config.prompt_tokens}{bits} "
         f"max_new_tokens={config.max_new_tokens} warmup_tokens={config.warmup_tokens}{clock} trace=true"
     )
 

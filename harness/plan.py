@@ -76,7 +76,7 @@ class TextKey(NamedTuple):
 def text_key(config: RunConfig) -> TextKey:
     """The key of the recording that this run replays."""
     draft = _recorded_draft(config.system.draft) if config.draft_len else SHARED
-    return TextKey(config.sampling.kind, config.prompt_tokens, config.depth, config.input, draft)
+    return TextKey(config.sampling.label, config.prompt_tokens, config.depth, config.input, draft)
 
 
 def _recorded_draft(draft: str) -> str:
@@ -180,7 +180,7 @@ def probe_plan(scale: str, model: str) -> ProbePlan:
     size, what = load_scale(scale), load_experiment("main")
     base = _base(size, what, model, size.datasets[0], f"results/{scale}/probe")
     samplings = _all(SamplingConfig, "sampling", what.samplings)
-    return ProbePlan(base, size.num_probe_texts, {one.kind: one.temperature for one in samplings})
+    return ProbePlan(base, size.num_probe_texts, {one.label: one.temperature for one in samplings})
 
 
 def digest(plan: Any) -> str:

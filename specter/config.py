@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 from hydra.core.config_store import ConfigStore
@@ -24,18 +24,14 @@ from specter.experts.transfer import TRANSFERS
 from specter.registry import Registry, import_modules
 from specter.speculation.depth import AUTO, MAX_AUTO
 from specter.speculation.drafts import DRAFTS, SHARED
+from specter.speculation.profile import PROFILED, ProfileKey, profiled_depth
 from specter.timeline.hardware import Hardware
-from specter.typed import build_typed, default_values, to_dict
+from specter.typed import build_typed, default_values, legal_names, one_of, to_dict
 
 MAX_VERIFY_TILES = 3  # a verification pass is at most this many tiles
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former needs libyaml, and is ten times as fast
 CODECS = BF16, RESIDUAL = "bf16", "residual"
 LABELS = ("title", "colour")  # of groups: how figures and tables show them
-
-
-def one_of(*names: str) -> dict[str, Callable[[], tuple[str, ...]]]:
-    """The metadata of a field with a closed list of legal values; `registered` ones come from a registry."""
-    return {"names": lambda: names}
 
 
 def registered(registry: Registry[Any], default: str) -> Any:
@@ -54,6 +50,8 @@ class ModelConfig:
     residents: dict[str, float]  # experts per MoE layer that Specter holds on the GPU, by budget tier
     residual: str = ""  # residual directory of the routed experts, for codec=residual
     published_k: int = 16  # the paper's best depth
+    profile: str = ""  # file of the depths that were found offline, for k=profiled
+    paper_like_temperature: float | None = None  # at which its text is nearest to the paper's, for sampling=paper_like
     published: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems, where the paper gives them
     assumed: dict[str, dict[str, float]] = field(default_factory=dict)  # of other systems, where it does not
     title: str = ""
@@ -113,6 +111,12 @@ class SamplingConfig:
     top_k: int = 0  # 0: no limit
     top_p: float = 1.0
     seed: int = 0
+    is_paper_like: bool = False  # the temperature is the model's paper_like_temperature
+
+    @property
+    def label(self) -> str:
+        """Its name in runs, figures and tables."""
+        return "paper_like" if self.is_paper_like else self.kind
 
 
 @dataclass
@@ -129,7 +133,8 @@ class RunConfig:
     clock: str = field(default="virtual", metadata=one_of("virtual", "device"))
     codec: str | None = None  # overrides the system's
     payload_bits: float | None = None  # charged per weight of a residual expert, instead of what was measured
-    k: int | str = 16  # draft tokens per round, or "auto"
+    k: int | str = 16  # draft tokens per round, "auto", or "profiled": read from the model's profile, once
+    k_from: str = ""  # the profile that k was read from
     max_new_tokens: int = 128
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
     prompt: str | None = None  # a text instead of the data set's input
@@ -175,9 +180,13 @@ class RunConfig:
 
 
 def validate(config: RunConfig) -> RunConfig:
-    """Checks what a type cannot. Raises SpecterError naming the key and the remedy; returns the config."""
+    """Checks what a type cannot, and reads what refers to the model: a paper-like temperature, a profiled depth.
+
+    Raises SpecterError naming the key and the remedy; returns the config.
+    """
     for package in config.extensions:
         import_modules(package)
+    config = _with_profiled_depth(_with_temperature(config))
     for check in (_check_names, _check_codec, _check_system):
         check(config)
     check_execution(config.execution, config.clock)
@@ -206,30 +215,42 @@ def validate(config: RunConfig) -> RunConfig:
     return config
 
 
-@functools.cache
-def _named(schema: type[Any] = RunConfig, prefix: str = "") -> dict[str, Callable[[], tuple[str, ...]]]:
-    """Keys with a list of legal values, and what returns it."""
-    found: dict[str, Callable[[], tuple[str, ...]]] = {}
-    for name, hint in get_type_hints(schema).items():
-        if isinstance(hint, type) and is_dataclass(hint):
-            found |= _named(hint, f"{prefix}{name}.")
-        elif "names" in (metadata := schema.__dataclass_fields__[name].metadata):
-            found[prefix + name] = metadata["names"]
-    return found
-
-
 def legal_values(extensions: Sequence[str]) -> str:
     """The legal values of each key that has a list of them, a line each, for `--help`."""
     for package in extensions:
         import_modules(package)
-    return "\n".join(f"{key}: {', '.join(names())}" for key, names in _named().items())
+    return "\n".join(f"{key}: {', '.join(names())}" for key, names in legal_names(RunConfig).items())
 
 
 def _check_names(config: RunConfig) -> None:
-    for key, names in _named().items():
+    for key, names in legal_names(RunConfig).items():
         value: Any = functools.reduce(getattr, key.split("."), config)
         if value not in names():
             raise SpecterError(f"{key}={value!r} is unknown", f"use one of: {', '.join(names())}")
+
+
+def _with_temperature(config: RunConfig) -> RunConfig:
+    temperature = config.model.paper_like_temperature
+    if not config.sampling.is_paper_like:
+        return config
+    if temperature is None:
+        raise SpecterError(
+            f"sampling={config.sampling.label}, and {config.model.name} states no paper_like_temperature",
+            f"find it: python -m harness.jobs.temperatures model={config.model.name}; or use another sampling",
+        )
+    return replace(config, sampling=replace(config.sampling, temperature=temperature))
+
+
+def _with_profiled_depth(config: RunConfig) -> RunConfig:
+    """`config` with the K of its profile in the place of `profiled`."""
+    if config.depth != PROFILED:
+        return config
+    budget, sampling, model = config.budget, config.sampling, config.model
+    per_layer = budget.experts_per_layer or (model.residents.get(budget.tier, 0) if budget.num_bytes is None else 0)
+    key = ProfileKey(
+        config.system.name, config.hardware.name, per_layer, sampling.label, sampling.temperature, config.dataset.name
+    )
+    return replace(config, k=profiled_depth(model.profile, key, model.name), k_from=model.profile)
 
 
 def _check_codec(config: RunConfig) -> None:
@@ -249,7 +270,7 @@ def _check_codec(config: RunConfig) -> None:
 def _check_system(config: RunConfig) -> None:
     system, max_k = config.system, config.max_len
     if isinstance(config.depth, str) and not config.is_auto:
-        raise SpecterError(f"k={config.depth!r} is not a depth", f"give a number, or k={AUTO}")
+        raise SpecterError(f"k={config.depth!r} is not a depth", f"give a number, k={AUTO} or k={PROFILED}")
     if system.speculative and not 1 <= config.draft_len <= max_k:
         raise SpecterError(
             f"k={config.draft_len} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "

@@ -37,7 +37,7 @@ def run_id(config: RunConfig) -> str:
         codec += f"-{config.payload_bits:g}bits"
     repeat = f"-repeat{config.repeat}" if config.repeat else ""
     where = f"{config.hardware.name}{execution}{codec}{repeat}"
-    return f"{config.system.name}-{source}-{length}-{budget}{draft_len}-{config.sampling.kind}-{where}"
+    return f"{config.system.name}-{source}-{length}-{budget}{draft_len}-{config.sampling.label}-{where}"
 
 
 def adhoc_directory(config: RunConfig) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -13,6 +15,24 @@ from yaml import YAMLError
 from specter.errors import SpecterError
 
 Schema = TypeVar("Schema")
+Names = Callable[[], tuple[str, ...]]
+
+
+def one_of(*names: str) -> dict[str, Names]:
+    """The metadata of a field with a closed list of legal values."""
+    return {"names": lambda: names}
+
+
+@functools.cache
+def legal_names(schema: type[Any], prefix: str = "") -> dict[str, Names]:
+    """Keys of a schema, nested or not, with a list of legal values, and what returns it."""
+    found: dict[str, Names] = {}
+    for name, hint in get_type_hints(schema).items():
+        if isinstance(hint, type) and is_dataclass(hint):
+            found |= legal_names(hint, f"{prefix}{name}.")
+        elif "names" in (metadata := schema.__dataclass_fields__[name].metadata):
+            found[prefix + name] = metadata["names"]
+    return found
 
 
 def build_typed(schema: type[Schema], values: Any, where: str = "") -> Schema:

@@ -56,7 +56,7 @@ def charge(directory: Path) -> dict[str, Any]:
         "model": config.model.charged_as,
         "system": config.system.name,
         "budget": config.budget.tier,
-        "sampling": config.sampling.kind,
+        "sampling": config.sampling.label,
         "dataset": config.dataset.name,
         "input": config.input,
         "k": config.draft_len,

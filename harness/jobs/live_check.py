@@ -13,7 +13,7 @@ import torch
 
 from harness.jobs import progress_bar, steps
 from specter.arguments import run_command
-from specter.config import read_values
+from specter.config import SamplingConfig, read_values
 from specter.errors import SpecterError
 from specter.files import write_json
 from specter.models.cpu.live import LiveModel
@@ -40,12 +40,13 @@ def choose(runs: Mapping[Path, Mapping[str, Any]], turn: int = 0) -> list[Path]:
         runs: directories, and the values of their configurations.
         turn: see `Options`.
     """
-    samplings = sorted({values["sampling"]["kind"] for values in runs.values()})
+    label = {path: SamplingConfig(**one["sampling"]).label for path, one in runs.items()}
+    samplings = sorted(set(label.values()))
     systems = sorted({values["system"]["name"] for values in runs.values()})
     chosen = []
     for number, system in enumerate(systems):
         wanted = system, samplings[(number + turn) % len(samplings)]
-        mine = [path for path, one in runs.items() if (one["system"]["name"], one["sampling"]["kind"]) == wanted]
+        mine = [path for path, one in runs.items() if (one["system"]["name"], label[path]) == wanted]
         mine.sort(key=lambda path: (path.parent.name, path.name))
         chosen.append(mine[number * len(mine) // len(systems)])
     return chosen

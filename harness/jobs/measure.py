@@ -45,6 +45,7 @@ from specter.text.tokenizer import Tokenizer
 
 NOTED = (*provenance.MACHINE, "clocks.max.sm", "clocks.max.mem", "power.draw", "commit", "source_sha256")
 Notes = dict[str, str]
+PlainKey = tuple[str, TextKey]  # the data set, and the text within it
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class Run:
         return cls(config, prompt, warmup, directory.with_name(f"{directory.name}-{texts}"))
 
     @property
-    def plain_key(self) -> TextKey:
-        """The key of plain decoding after the same prompt."""
-        return text_key(self.config).plain
+    def plain_key(self) -> PlainKey:
+        """The key of plain decoding after the same prompt: a job measures several data sets."""
+        return self.config.dataset.name, text_key(self.config).plain
 
     @property
     def is_finished(self) -> bool:
@@ -103,11 +104,11 @@ class Runs:
     """The runs of an experiment, and the reference of every text: plain decoding in slots that fit beside a draft."""
 
     planned: list[Run]
-    plain: dict[TextKey, Run]
+    plain: dict[PlainKey, Run]
 
     @classmethod
     def of(cls, configs: Sequence[RunConfig], tokenizer: Tokenizer, root: Path) -> Runs:
-        planned, plain = [Run.of(config, tokenizer, root) for config in configs], dict[TextKey, Run]()
+        planned, plain = [Run.of(config, tokenizer, root) for config in configs], dict[PlainKey, Run]()
         for run in planned:
             if run.plain_key not in plain:
                 budget = replace(run.config.budget, policy="same_experts")
@@ -160,7 +161,7 @@ def _loaded_as(config: RunConfig) -> tuple[bool, bool]:
 
 
 def _measure_loaded(
-    todo: list[Run], plain: dict[TextKey, Run], load: Callable[[RunConfig], Runner], notes: Notes, title: str
+    todo: list[Run], plain: dict[PlainKey, Run], load: Callable[[RunConfig], Runner], notes: Notes, title: str
 ) -> None:
     """Runs `todo` on one loaded model."""
 

@@ -55,7 +55,7 @@ def record(todo: list[Text], store: RecordingStore, loaded_as: RunConfig) -> Non
                 "model": text.config.model.name,
                 "dataset": text.config.dataset.name,
                 "input": str(text.config.input),
-                "sampling": text.config.sampling.kind,
+                "sampling": text.config.sampling.label,
                 "k": str(text.config.depth),
                 "draft": text.config.system.draft,
                 "origin": store.origin,

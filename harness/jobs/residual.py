@@ -75,7 +75,7 @@ class Runner(Protocol):
 
 
 def cell_of(config: RunConfig) -> Cell:
-    return Cell(config.budget.tier, config.sampling.kind, config.system.name, str(config.depth))
+    return Cell(config.budget.tier, config.sampling.label, config.system.name, str(config.depth))
 
 
 def by_cell(runs: Iterable[RunConfig]) -> dict[Cell, list[RunConfig]]:
@@ -111,7 +111,7 @@ class Record:
 
     def add(self, config: RunConfig, result: RunResult) -> None:
         tokens = result.generation.tokens
-        key = config.dataset.name, config.sampling.kind
+        key = config.dataset.name, config.sampling.label
         if not config.decodes and not config.system.speculative:
             self.tokens.setdefault(key, tokens)
         expected = self.tokens.get(key)

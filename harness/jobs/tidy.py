@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.jobs import write_table
 from specter.arguments import run_command
-from specter.config import read_values
+from specter.config import SamplingConfig, read_values
 from specter.errors import SpecterError
 from specter.execution import ExecutionConfig
 from specter.provenance import MACHINE
@@ -37,6 +37,11 @@ class Options:
     rounds: Path | None = None  # the table of rounds, for runs
 
 
+def sampling_label(config: Row) -> str:
+    """`SamplingConfig.label` of plain values."""
+    return SamplingConfig(**config["sampling"]).label
+
+
 def settings(directory: Path) -> Row:
     """The settings of one run that vary between the runs of a scale."""
     config = read_values(directory / "config.yaml")
@@ -57,7 +62,7 @@ def settings(directory: Path) -> Row:
         "residents_of": system["residents_of"] or system["name"],
         "assumes_residents": budget["tier"] in model["assumed"].get(system["residents_of"] or system["name"], ()),
         "dataset": config["dataset"]["name"],
-        "sampling": config["sampling"]["kind"],
+        "sampling": sampling_label(config),
         "temperature": config["sampling"]["temperature"],
         "hardware": config["hardware"]["name"],
         "k": MAX_AUTO if is_auto else depth,

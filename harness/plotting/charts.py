@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-MODES = {"greedy": "#56B4E9", "seeded": "#0072B2", "teacher-forced": "#D55E00"}
+MODES = {"greedy": "#56B4E9", "paper_like": "#009E73", "seeded": "#0072B2", "teacher-forced": "#D55E00"}
 PAPER = "#222222"  # published values, and lines of reference
 WIDE, NARROW = 7.2, 4.0  # inches: two columns, one column
 FOOTER_POINTS = 6.2

@@ -142,8 +142,8 @@ def sampling_title(frame: pd.DataFrame, sampling: str) -> str:
     """A sampling with its temperature, from a table of runs or of probes."""
     if sampling == "greedy":
         return "greedy"
-    temperature = frame.loc[frame["sampling"] == sampling, "temperature"].iloc[0]
-    return f"{sampling}, T = {temperature:g}"
+    temperatures = sorted(frame.loc[frame["sampling"] == sampling, "temperature"].unique())
+    return f"{title('sampling', sampling)}, T = {' / '.join(f'{one:g}' for one in temperatures)}"
 
 
 def with_panels(data: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:

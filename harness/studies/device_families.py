@@ -13,22 +13,25 @@ from harness.studies import disagreements
 from harness.studies.device_systems import OURS
 from harness.studies.registry import figure, table
 
-GREY, LIGHT, BLUE = "#9a9a9a", "#56B4E9", "#0072B2"
+GREY, LIGHT, MIDDLE, BLUE = "#9a9a9a", "#a6d8f0", "#56B4E9", "#0072B2"
 # Panels, their bars (label, colour), and the name of the bench's row or of the system below.
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "all on the GPU: ms per step": {
         "16 bit": (GREY, "plain decoding, all resident, BF16"),
-        "INT4, unfused": (LIGHT, "draft step, graph, 1 row, INT4 unfused"),
+        "INT4, plain torch": (LIGHT, "draft step, graph, 1 row, INT4 unfused"),
+        "INT4, by expert": (MIDDLE, "draft step, graph, 1 row, INT4 by expert"),
         "INT4, fused": (BLUE, "draft step, graph, 1 row, INT4"),
     },
     "experts of a layer, 1 row: µs": {
         "16 bit": (GREY, "experts of a layer: BF16 grouped, 2 launches"),
-        "INT4, unfused": (LIGHT, "experts of a layer: INT4 reference (torch: dequantise, multiply)"),
+        "INT4, plain torch": (LIGHT, "experts of a layer: INT4 reference (torch: dequantise, multiply)"),
+        "INT4, by expert": (MIDDLE, "experts of a layer: INT4 fused, one expert at a time"),
         "INT4, fused": (BLUE, "experts of a layer: INT4 fused, 2 launches"),
     },
     "offloaded: TPOT, ms per token": {
         "16 bit, LRU": (GREY, "lru"),
-        "INT4 draft, unfused": (LIGHT, "unfused"),
+        "INT4 draft, plain torch": (LIGHT, "unfused"),
+        "INT4 draft, by expert": (MIDDLE, "by_expert"),
         "INT4 draft, fused": (BLUE, "fused"),
     },
 }
@@ -36,7 +39,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
 LATENCIES = {
     "plain step, 16 bit, all resident (ms)": "plain decoding, all resident, BF16",
     "draft step, INT4 fused (ms)": "draft step, graph, 1 row, INT4",
-    "draft step, INT4 unfused (ms)": "draft step, graph, 1 row, INT4 unfused",
+    "draft step, INT4 in plain torch (ms)": "draft step, graph, 1 row, INT4 unfused",
     "BF16 experts, 1 row (us)": "experts of a layer: BF16 grouped, 2 launches",
     "INT4 fused, 1 row (us)": "experts of a layer: INT4 fused, 2 launches",
     "INT4 by expert, 1 row (us)": "experts of a layer: INT4 fused, one expert at a time",
@@ -47,10 +50,14 @@ LATENCIES = {
 }
 OFFLOADED = {
     "lru": ("offloaded, 16 bit, LRU: TPOT (ms)", "the same, tokens per s"),
-    "unfused": ("offloaded, INT4 draft unfused: TPOT (ms)", "unfused, tokens per s"),
+    "unfused": ("offloaded, INT4 draft in plain torch: TPOT (ms)", "plain torch, tokens per s"),
+    "by_expert": ("offloaded, INT4 draft by expert: TPOT (ms)", "by expert, tokens per s"),
     "fused": ("offloaded, INT4 draft fused: TPOT (ms)", "fused, tokens per s"),
 }
-UNFUSED = "experts chosen one by one and dequantised in plain torch, in a CUDA graph."
+UNFUSED = (
+    "experts chosen one by one and dequantised in a CUDA graph. By expert: the fused kernels, launched once per chosen "
+    "expert; no bar: not measured."
+)
 
 
 def medians(frames: Frames, model: str) -> pd.Series:
@@ -60,8 +67,9 @@ def medians(frames: Frames, model: str) -> pd.Series:
 
 
 def _of_system(frame: pd.DataFrame, model: str, name: str) -> pd.DataFrame:
-    """The runs of `lru`, or of ours `fused` or `unfused`."""
-    return rows_of(frame, charged_as=model, system="lru" if name == "lru" else OURS, fused=name != "unfused")
+    """The runs of `lru`, or of ours `fused`, `unfused` or `by_expert`."""
+    execution = name if name in ("unfused", "by_expert") else "default"
+    return rows_of(frame, charged_as=model, system="lru" if name == "lru" else OURS, execution=execution)
 
 
 def families_data(frames: Frames) -> pd.DataFrame:
@@ -91,7 +99,7 @@ def families_footer(frames: Frames) -> list[str]:
         for one in [rows_of(frame, charged_as=model).iloc[0]]
     ]
     return [
-        "Device clock; medians of 5; inflated stand-ins; greedy, all tokens equal resident plain decoding's. Unfused: "
+        "Device clock; medians of 5; inflated stand-ins; greedy, all tokens equal resident plain decoding's. Torch: "
         f"{UNFUSED} Offloaded: published high budget and K, equal slots.",
         disagreements.UNFUSED,
         " ".join(sources),
@@ -111,13 +119,13 @@ def draw_families(data: pd.DataFrame) -> Grid:
         bars = PANELS[part["panel"].iloc[0]]
         for index, (bar, (colour, _)) in enumerate(bars.items()):
             values = rows_of(part, bar=bar).set_index("model")["value"][shown]
-            x = np.arange(len(shown)) + (index - 1) * 0.27
-            panel.bar(x, values, 0.25, color=colour, label=labels[index])
+            x = np.arange(len(shown)) + (index - 1.5) * 0.21
+            panel.bar(x, values, 0.2, color=colour, label=labels[index])
             for at, value in zip(x, values, strict=True):
-                note(panel, f"{value:.3g}" if value < 1000 else f"{value:.0f}", (at, value), size=5.5)
+                note(panel, f"{value:.3g}" if value < 1000 else f"{value:.0f}", (at, value), size=5.5, rotation=90)
         panel.set_yscale("log")
         plain_log(panel.yaxis)
-        panel.margins(y=0.12)  # room for the values
+        panel.margins(y=0.2)  # room for the values
         panel.set_xticks(range(len(shown)), [title("model", m).replace("-", "-\n", 1) for m in shown], fontsize=6)
     return grid
 
@@ -143,7 +151,7 @@ def families_table(frames: Frames) -> Table:
         )
     words = [
         "Device clock; medians of 5; published high budget and K, equal slots, greedy; all tokens equal those of "
-        "resident plain decoding. Experts: those of one layer. × floor_trace: mean of the texts' ratios. Unfused: "
+        "resident plain decoding. Experts: those of one layer. × floor_trace: mean of the texts' ratios. Plain torch: "
         f"{UNFUSED} {disagreements.UNFUSED}",
         *sources,
     ]

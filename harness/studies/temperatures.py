@@ -14,8 +14,10 @@ from harness.plotting.charts import PAPER, Grid
 from harness.plotting.frames import Frames, blocks, rows_of, table_rows
 from harness.plotting.tables import Table
 from harness.plotting.titles import title
+from harness.scales import load
 from harness.studies import published
 from harness.studies.registry import figure, table
+from specter.config import ModelConfig
 
 NAN = float("nan")
 SYSTEMS = ("specter", "specter_deadline")
@@ -103,7 +105,9 @@ def deviations(mine: pd.DataFrame) -> dict[str, Any]:
     rates = published.HIT_RATE_LRU.get(model, {})
     hits = [abs(means["hit_rate", slots] / rate - 1) * 100 for slots, rate in rates.items()]
     hit = float(np.mean(hits)) if hits else NAN
+    chosen = load(ModelConfig, "model", mine["model"].iloc[0]).paper_like_temperature
     return {
+        "is": "paper_like" if mine["temperature"].iloc[0] == chosen else "",
         "acceptance (%)": alpha * 100,
         "union (×)": growth,
         "distinct 4-grams": means["distinct_4grams", 0],
@@ -122,6 +126,7 @@ def temperatures_table(frames: Frames) -> Table:
     what = (
         "T = 0: greedy. Off: relative deviation of the mean over texts from the paper's value (real checkpoint); LRU "
         "hits: mean deviation at 6, 16 and 32 slots per layer, published for DeepSeek-V2-Lite only. The least sum is "
-        f"the sampling nearest to the paper's text. Virtual clock, narrow stand-ins, GPTQ drafts. {CAUTION}"
+        "the sampling nearest to the paper's text; paper_like: what sampling=paper_like takes, the nearest sampled. "
+        f"Virtual clock, narrow stand-ins, GPTQ drafts. {CAUTION}"
     )
-    return Table("Texts by temperature, and their distance from the paper's", rows, 2, [what], {"clock": "virtual"})
+    return Table("Texts by temperature, and their distance from the paper's", rows, 3, [what], {"clock": "virtual"})

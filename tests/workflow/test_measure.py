@@ -125,6 +125,16 @@ def test_every_run_is_kept_compared_and_recorded(live: LiveModel, configs: list[
     assert noted["gpu"] == "none" and noted["driver_version"] == "1"
 
 
+def test_each_data_set_of_a_job_has_a_reference_of_its_own(
+    live: LiveModel, configs: list[RunConfig], tmp_path: Path
+) -> None:
+    other = compose(["dataset=prose"]).dataset
+    both = [dataclasses.replace(configs[0], dataset=one) for one in (configs[0].dataset, other)]
+    runs = run(both, Runner(live), tmp_path / "measured")
+    check_lossless(runs)
+    assert {name for name, _ in runs.plain} == {"gsm8k", "prose"} and len(runs.each) == 4
+
+
 def test_executions_are_runs_of_their_own_with_one_reference(
     live: LiveModel, configs: list[RunConfig], tmp_path: Path
 ) -> None:

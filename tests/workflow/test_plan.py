@@ -176,14 +176,27 @@ def test_an_experiment_needs_residual_directories_where_a_system_runs_on_them() 
 def test_a_system_runs_under_the_executions_that_an_experiment_gives_it() -> None:
     runs = plan.experiment_runs("standin", "ablation", "deepseek_v2_lite", "gsm8k")
     labels = {name: {c.execution.label for c in runs if c.system.name == name} for name in load_systems("ablation")}
-    assert labels.pop("specter_deadline") == {"", "unfused", "ungraphed", "serial"}
-    assert len(labels) == 6 and all(others == {""} for others in labels.values())
+    assert labels.pop("specter_deadline") == {"", "by_expert", "unfused", "ungraphed", "serial"}
+    assert labels.pop("specter") == labels.pop("specter_no_prefetch") == {"", "by_expert", "unfused"}
+    assert len(labels) == 4 and all(others == {""} for others in labels.values())
     assert {(c.clock, c.budget.policy, c.hardware.name) for c in runs} == {("device", "same_experts", "h200_pcie5")}
     names = [run_id(config) for config in runs]
     assert len(set(names)) == len(names) and any(name.endswith("-unfused") for name in names)
     stress = plan.experiment_runs("standin", "stress", "deepseek_v2_lite", "gsm8k")
     assert {c.execution.stress_seed for c in stress} == {None, 0}
     assert {c.max_new_tokens for c in stress} == {35}
+
+
+def test_a_named_sampling_has_the_temperature_of_the_model_and_texts_of_its_own() -> None:
+    at = {}
+    for model in ("deepseek_v2_lite", "qwen1_5_moe", "phi3_5_moe"):
+        runs = plan.experiment_runs("laptop", "paper_like", model, "gsm8k")
+        [(kind, at[model])] = {(c.sampling.kind, c.sampling.temperature) for c in runs}
+        assert kind == "seeded" and at[model] == runs[0].model.paper_like_temperature
+        assert {plan.text_key(c).sampling for c in runs} == {"paper_like"} and "-paper_like-" in run_id(runs[0])
+    assert len(set(at.values())) == 3
+    with pytest.raises(SpecterError, match="deepseek_v2_lite_hub states no paper_like_temperature"):
+        plan.compose(["model=deepseek_v2_lite_hub", "sampling=paper_like"])
 
 
 def test_an_experiment_can_leave_traces_of_runs_of_its_own_length() -> None:

@@ -84,6 +84,14 @@ def frames_of(name: str) -> Frames:
                                                     "hardware": ("h200_pcie5", "a100_40gb_pcie4")}),
         "rivals": rival_runs,
         "published_ablation": lambda: runs(("specter", "specter_no_prefetch"), **AXES | {"execution": EXECUTIONS}),
+        "paper_like": lambda: runs(
+            ("specter", "specmoeoff", "mixtral_offloading", "lru"),
+            **AXES | {"sampling": ("paper_like",), "policy": ("same_bytes", "published")},
+        ),
+        "int4": lambda: pd.concat([
+            runs(("lru",), **AXES | {"sampling": ("greedy",)}),
+            runs(("specter_deadline",), **AXES | {"sampling": ("greedy",), "execution": EXECUTIONS}),
+        ]),
         "hit_rates": lambda: runs(("lru", "specter"), **AXES | {"budget": ("6", "16", "32")}),
         "prompt_length": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",), "prompt_tokens": (16, 0)}),
         "decomposition": decomposed,
