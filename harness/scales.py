@@ -18,7 +18,9 @@ CONF = Path("conf")
 # Tables that come from jobs of their own, and the experiment whose recordings or models these jobs use.
 PROBES = {
     "probe": "main", "fidelity": "main", "decomposition": "main", "transformers_offload": "main", "claims": "main",
+    "lanes": "timeline",
 }  # fmt: skip
+ROUNDS = "rounds/"  # before an experiment: the table of its rounds, in place of its runs
 Schema = TypeVar("Schema")
 
 
@@ -60,11 +62,11 @@ class Scale:
 
     def models_of(self, *experiments: str) -> list[str]:
         """The models that run all of these experiments; a probe runs on the models of its experiment."""
-        needed = {PROBES.get(name, name) for name in experiments}
+        needed = {PROBES.get(name, name.removeprefix(ROUNDS)) for name in experiments}
         if "transformers_offload" in experiments and self.checkpoint_kind == "hub":
             return []  # it loads the model a second time, in fp32
-        if "decomposition" in experiments and self.clock == "device":
-            return []  # it replays runs on machines that do not exist
+        if {"decomposition", "lanes"} & set(experiments) and self.clock == "device":
+            return []  # they replay runs on the virtual clock
         return [model for model in self.models if needed.issubset(self.share(model).experiments)]
 
 

@@ -1,7 +1,7 @@
 # What the rules share: the digests of their code, the files that they read, and what a scale delivers.
 EXPERIMENTS = [path.stem for path in sorted((scales.CONF / "experiment").glob("*.yaml"))]
-DRILLED = ("main", "residual")  # experiments whose runs the report has in detail
-NUM_DECOMPOSED = 1  # data sets of the experiment `main` whose speed-ups are explained
+DRILLED = ("main", "residual", "timeline")  # experiments whose runs the report has in detail
+NUM_DATASETS = {"decomposition": 1, "lanes": None}  # of the probes that have a table by data set; None: all
 
 
 def scales_on(clock):
@@ -78,12 +78,12 @@ def probe_tables(scale, probe):
     if probe == "claims":
         return [f"results/{scale}/check.parquet"]
     models = scales.load_scale(scale).models_of(probe)
-    if probe != "decomposition":
+    if probe not in NUM_DATASETS:
         return [f"results/{scale}/{probe}/{model}.parquet" for model in models]
     return [
         f"results/{scale}/{probe}/{model}/{dataset}.parquet"
         for model in models
-        for dataset in scales.datasets(scale, "main", model)[:NUM_DECOMPOSED]
+        for dataset in scales.datasets(scale, scales.PROBES[probe], model)[: NUM_DATASETS[probe]]
     ]
 
 

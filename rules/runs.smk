@@ -162,6 +162,26 @@ rule decompose:
         "dataset={wildcards.dataset} manifest={input.manifest} out={output}"
 
 
+rule lanes:
+    # The runs of the experiment `timeline`, operation by operation.
+    input:
+        lambda wildcards: residual(wildcards, "timeline"),
+        manifest="results/{scale}/manifests/timeline/{model}/{dataset}.json",
+    output:
+        "results/{scale}/lanes/{model}/{dataset}.parquet",
+    params:
+        plan=lambda wildcards: plan.digest(plan.experiment_runs(experiment="timeline", **wildcards)),
+        code=code_digest("harness.jobs.lanes", "baselines"),
+    log:
+        "results/{scale}/logs/lanes-{model}-{dataset}.log",
+    conda:
+        f"{workflow.basedir}/{ENVIRONMENT}"
+    threads: 1
+    shell:
+        "logged {log} python -m harness.jobs.lanes scale={wildcards.scale} model={wildcards.model} "
+        "dataset={wildcards.dataset} manifest={input.manifest} out={output}"
+
+
 rule offload:
     # The transformers library with its own offloading: wall time of this machine, in a table of its own.
     input:

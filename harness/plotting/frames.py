@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness.plotting.titles import in_order, title
+from harness.scales import ROUNDS
 from specter.errors import SpecterError
 
 Frames = dict[str, pd.DataFrame]  # by source: an experiment, a probe, or a file of data/reference/<machine>
@@ -26,12 +27,12 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 
 
 def read(paths: Sequence[Path]) -> Frames:
-    """Tables by source, which is the file's name up to the first dot.
+    """Tables by source, which is the file's name up to the first dot; of rounds, with their directory.
 
     Raises:
         SpecterError: a file cannot be read in the format of its suffix.
     """
-    return {path.name.partition(".")[0]: _read(path) for path in paths}
+    return {f"{ROUNDS * (path.parent.name == 'rounds')}{path.name.partition('.')[0]}": _read(path) for path in paths}
 
 
 def _read(path: Path) -> pd.DataFrame:

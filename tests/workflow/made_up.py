@@ -85,6 +85,45 @@ def fidelity() -> pd.DataFrame:
     return pd.DataFrame([empty | named | row for row in rows])
 
 
+def lanes() -> pd.DataFrame:
+    """Operations of two rounds of four systems on two texts; all lengths differ."""
+    rng = random.Random(9)
+    named = {"model": "deepseek_v2_lite", "checkpoint_kind": "standin", "charged_as": "deepseek_v2_lite",
+             "budget": "high", "policy": "same_bytes", "input": 0, "sampling": "seeded", "temperature": 1.0,
+             "hardware": "a100_40gb_pcie4", "clock": "virtual"}  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    axes = itertools.product(("specmoeoff", "specter", "specter_plus", "lru_residual"), ("gsm8k", "prose"), (0, 1))
+    for system, dataset, number in axes:
+        at = {"system": system, "dataset": dataset, "round": number, "new_len": 4, "round_ms": rng.uniform(50, 60)}
+        at |= {"draft_len": 0 if system == "lru_residual" else 3}
+        begin = 0.0
+        for part in ("draft_step", "prefetch", "attend_and_route", "fetch", "decode", "experts", "combine", "head"):
+            lane, length = "link" if "fetch" in part else "compute", rng.uniform(1, 4)
+            stall = rng.uniform(0, 1) if part == "experts" else 0.0
+            rows.append(at | {"lane": lane, "part": part, "begin_ms": begin, "length_ms": length, "stall_ms": stall})
+            begin += length + stall
+    return pd.DataFrame(rows).assign(**named)  # type: ignore[arg-type]
+
+
+def rounds(systems: Sequence[str], **axes: Sequence[Any]) -> pd.DataFrame:
+    """Six rounds of K = 4 of every combination, one after the other, with counts that differ."""
+    rng, rows = random.Random(10), []
+    for system, *found in itertools.product(systems, *axes.values()):
+        end = 0.0
+        for number in range(6):
+            start, end = end, end + rng.uniform(5, 9)
+            counts = {f"num_{name}": rng.randint(1, 50) for name in ("hits", "late_hits", "misses")}
+            times = {
+                "round": number,
+                "start_ms": start,
+                "end_ms": end,
+                "draft_len": 4,
+                "accepted_len": rng.randint(0, 4),
+            }
+            rows.append(SETTINGS | dict(zip(axes, found, strict=True)) | {"system": system} | times | counts)
+    return pd.DataFrame(rows).assign(charged_as="deepseek_v2_lite").drop(columns="temperature")
+
+
 def values(frame: pd.DataFrame, column: str, **settings: Any) -> list[float]:
     """The values of a column in the rows with these settings, in plain Python."""
     rows = frame.to_dict("records")

@@ -19,7 +19,7 @@ from harness.plotting.frames import Frames, half_width
 from harness.scales import load_scale
 from harness.studies import disagreements, published, residual
 from harness.studies.speedup import finding
-from tests.workflow.made_up import PER_LAYER, fidelity, macro, not_drawn, one, probe, runs, values
+from tests.workflow.made_up import PER_LAYER, fidelity, lanes, macro, not_drawn, one, probe, rounds, runs, values
 
 SYSTEMS = (
     "specter",
@@ -102,6 +102,9 @@ def frames_of(name: str) -> Frames:
         ]),
         "probe": probe,
         "fidelity": fidelity,
+        "lanes": lanes,
+        "rounds/main": lambda: rounds(("specter", "lru"), budget=TIERS, sampling=SAMPLINGS, dataset=DATASETS),
+        "rounds/timeline": lambda: rounds(("specter", "specmoeoff", "specter_plus", "lru"), dataset=DATASETS),
     }  # fmt: skip
     study = FIGURES[name] if name in FIGURES else TABLES[name]
     return {source: found[source]() for source in study.sources}
@@ -142,7 +145,9 @@ def test_every_disagreement_stands_beside_a_figure_and_on_its_page() -> None:
 
 
 def test_every_figure_and_table_is_of_a_known_source() -> None:
-    known = {*load_scale("laptop").experiments, "depth_profile", "probe", "fidelity", "decomposition",
+    experiments = load_scale("laptop").experiments
+    known = {*experiments, *(f"rounds/{name}" for name in experiments)}
+    known |= {"lanes", "depth_profile", "probe", "fidelity", "decomposition",
              "transformers_offload", "claims"}  # fmt: skip
     for registry in (FIGURES, TABLES):
         for name in registry.names():
