@@ -1,4 +1,4 @@
-"""Writes the table of results in ARTIFACT.md from the studies: python -m harness.artifact"""
+"""Writes the table of docs/results.md from the studies: python -m harness.artifact"""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SCALE, MACHINE = "laptop", Path("data/reference/h200")
 
 @dataclass(frozen=True)
 class Options:
-    """Writes the table of results in ARTIFACT.md."""
+    """Writes the table of all figures and tables."""
 
-    file: Path = Path("ARTIFACT.md")
+    file: Path = Path("docs/results.md")
 
 
 def results() -> list[str]:

@@ -27,7 +27,7 @@ class FigureStudy:
 
     Attributes:
         sources: the tidy tables that it is made from; on a device, file names in data/reference/<machine>, or globs.
-        about: what it shows, for ARTIFACT.md.
+        about: what it shows, for docs/results.md; in the report its heading.
         data: the numbers that are drawn, from the tidy tables.
         footer: from the tidy tables, all that limits it and where it comes from; the report has it beside the figure.
         key: how to read it. The figure has it below, and in short where its numbers come from: two lines.

@@ -50,7 +50,7 @@ PLANNED = [  # longer than CI may take, or an installation: run with -n
     "make env TORCH_INDEX=https://download.pytorch.org/whl/cu130",
     f"{SNAKEMAKE}--cores 1 all", f"{SNAKEMAKE}--cores 1 --config scale=smoke -- all",
     f"{SNAKEMAKE}--cores 1 --config scale=standin -- all", f"{SNAKEMAKE}--cores 1 check",
-    f"{SNAKEMAKE}--cores 1 figures/laptop/k_sweep.pdf", f"{SNAKEMAKE}--cores 1 figures/laptop/tpot.png",
+    f"{SNAKEMAKE}--cores 1 figures/laptop/k_sweep.pdf", f"{SNAKEMAKE}--cores 1 figures/laptop/speedup.png",
 ]  # fmt: skip
 READ = [  # need a GPU or the network: only their options are read
     f"{QUANTIZE}Qwen/Qwen1.5-MoE-A2.7B-Chat out=results/quantized/qwen device=cuda",

@@ -156,7 +156,7 @@ def test_every_figure_and_table_is_of_a_known_source() -> None:
 
 
 def test_the_artifacts_table_is_what_the_studies_say() -> None:
-    text = Path("ARTIFACT.md").read_text()
+    text = Path("docs/results.md").read_text()
     assert artifact.render(text) == text, "run python -m harness.artifact"
     assert "`figures/laptop/rivals.png`, `paper_tables/laptop/rivals.tex` | every rival" in text
     assert "`paper_tables/device/h200_rivals.tex` | every baseline" in text and "| 9 min |" in text
