@@ -49,7 +49,8 @@ class ResolvedRun:
     def link_bytes(self) -> Callable[[ExpertId], int]:
         """Returns the bytes of an expert's copy."""
         if self.blobs is None:
-            return lambda expert: self.costs.expert_bytes
+            num_bytes = self.costs.expert_bytes
+            return lambda expert: num_bytes
         sizes, num_experts = self.blobs.link_bytes(self.slots.num_bytes), self.spec.num_experts
         return lambda expert: sizes[expert.layer * num_experts + expert.expert]
 

@@ -62,19 +62,20 @@ def _gumbel(seed, position, tokens):
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit
 def _scan(
     logits, position, peaks, tokens, seed, temperature, V: tl.constexpr, LIMIT: tl.constexpr, BLOCKS: tl.constexpr,
-    BLOCK_V: tl.constexpr, SAMPLED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_V: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     block, row = tl.program_id(0), tl.program_id(1)
     at = block * BLOCK_V + tl.arange(0, BLOCK_V)
     wait_previous(PDL)
     scores = tl.load(logits + row * V + at, mask=at < LIMIT, other=float("-inf"))
-    if SAMPLED:
+    divisor = tl.load(temperature)
+    if divisor > 0:
         # Correctly rounded division as on the host; multiplying by 1 / T can differ.
-        scores = tl.div_rn(scores, tl.full(scores.shape, 0.0, tl.float32) + temperature)
-        scores += _gumbel(seed, tl.load(position) + row + 1, at)
+        scores = tl.div_rn(scores, tl.full(scores.shape, 0.0, tl.float32) + divisor)
+        scores += _gumbel(tl.load(seed), tl.load(position) + row + 1, at)
     tl.store(peaks + row * BLOCKS + block, tl.max(scores, axis=0))
     tl.store(tokens + row * BLOCKS + block, block * BLOCK_V + tl.argmax(scores, axis=0))
 
@@ -100,8 +101,29 @@ def _decide(
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are selected. On the device, so that captured graphs follow a change.
+
+    Attributes:
+        seed: int64 [1]. temperature: fp32 [1]; 0 is greedy.
+    """
+
+    seed: Tensor
+    temperature: Tensor
+
+    @classmethod
+    def greedy(cls, device: torch.device | str) -> SamplingParams:
+        return cls(torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, device=device))
+
+    def set(self, seed: int, temperature: float | None) -> None:
+        """Asynchronous. A `temperature` of None is greedy."""
+        self.seed.fill_(seed)
+        self.temperature.fill_(temperature or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
-    """Parameters and scratch of token selection; greedy if `temperature` is None.
+    """Parameters and scratch of token selection.
 
     Attributes:
         num_tokens: number of leading logits of a row that are tokens.
@@ -109,18 +131,15 @@ class Selection:
     """
 
     num_tokens: int
+    params: SamplingParams
     peaks: Tensor
     tokens: Tensor
-    seed: int = 0
-    temperature: float | None = None
 
     @classmethod
-    def empty(
-        cls, num_rows: int, num_tokens: int, device: torch.device | str, seed: int = 0, temperature: float | None = None
-    ) -> Selection:
-        shape = (num_rows, triton.cdiv(num_tokens, _BLOCK_V))
+    def empty(cls, num_rows: int, num_tokens: int, params: SamplingParams) -> Selection:
+        shape, device = (num_rows, triton.cdiv(num_tokens, _BLOCK_V)), params.seed.device
         tokens = torch.zeros(shape, dtype=torch.int32, device=device)
-        return cls(num_tokens, torch.zeros(shape, device=device), tokens, seed, temperature)
+        return cls(num_tokens, params, torch.zeros(shape, device=device), tokens)
 
     def choose(self, logits: Tensor, position: Tensor, out: Tensor, pdl: bool) -> None:
         """out int32 [T]: token of row t, at position + t + 1, from logits fp32 [T, V]; position int32 [1]."""
@@ -136,9 +155,8 @@ class Selection:
         num_rows, vocab = logits.shape
         num_blocks = self.peaks.shape[1]
         _scan[(num_blocks, num_rows)](
-            logits, position, self.peaks, self.tokens, self.seed, self.temperature or 1.0, V=vocab,
-            LIMIT=self.num_tokens, BLOCKS=num_blocks, BLOCK_V=_BLOCK_V, SAMPLED=self.temperature is not None, PDL=pdl,
-            num_warps=4, launch_pdl=pdl,
+            logits, position, self.peaks, self.tokens, self.params.seed, self.params.temperature, V=vocab,
+            LIMIT=self.num_tokens, BLOCKS=num_blocks, BLOCK_V=_BLOCK_V, PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         _decide[(1 if advance else num_rows,)](
             self.peaks, self.tokens, out, feed, position, step, BLOCKS=num_blocks, BLOCK_B=pow2(num_blocks),

@@ -19,7 +19,14 @@ from specter.timeline.hardware import Hardware
 
 AUTO = "auto"
 MAX_AUTO = 32  # the paper's K_max, from its acceptance
-CAPTURED = (4, 8, 16, 32)  # a device captures passes of these drafts, and pads the others: graphs take time to make
+CAPTURED = (
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+)  # a device captures passes of these drafts, and pads the others: graphs take time to make
 CANDIDATES = (0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 _NEW = 0.3  # weight of a new measurement in moving averages

@@ -191,6 +191,8 @@ class CudaTimeline:
         )
 
     def mark(self) -> CudaMark:
+        if self._cuda.current_stream(self.device) != self.compute_stream:  # its events would not see the work issued
+            raise RuntimeError("the current stream is not the one that this timeline was made on")
         mark = CudaMark(self._copied_bytes, self._num_copies)
         for lane in self._pending.values():
             lane.append(mark)

@@ -1,15 +1,19 @@
 """Losslessness at full size: every planner and eviction, depth and budget against plain decoding, half of it with
 copies delayed and reordered.
 
-Runs on the first layers of the full-size model: payloads are the real ones, passes are ten times shorter, and the draft
-is rejected more often. SPECTER_STRESS_PROMPTS=20 runs 1280 generations.
+Runs with 16-bit experts on the first layers of the full-size model: payloads are the real ones, passes are ten times
+shorter, and the draft is rejected more often. SPECTER_STRESS_PROMPTS=20 runs 1280 generations. Residual experts run on
+the whole model, against plain decoding with 16-bit experts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
+import itertools
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,12 +25,12 @@ from bench.agreement import load_prompts
 from specter.config import BudgetConfig, DatasetConfig, ModelConfig, RunConfig, SamplingConfig
 from specter.execution import ExecutionConfig
 from specter.memory import buy_slots
-from specter.models.cuda.loaded_model import load_model
+from specter.models.cuda.loaded_model import LoadedModel, load_model
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.model import CudaModel
 from specter.models.cuda.runner import ModelRunner
 from specter.models.full_size import FULL_SIZE
-from specter.resolve import ResolvedRun
+from specter.resolve import ResolvedRun, resolve
 from specter.timeline.costs import CostModel
 from specter.timeline.hardware import Hardware
 from specter.typed import load_typed
@@ -36,21 +40,30 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 NUM_LAYERS = 3  # one dense, two MoE
 DEPTHS = (4, 8, 16, 32)
 SYSTEMS = ("specter", "specter_retain", "specter_deadline_lru", "specter_deadline")  # planner x eviction
+RESIDUAL_SYSTEMS = ("lru_residual", "specter_deadline_residual", "specter_plus")
 NUM_TOKENS = 18
 NUM_PROMPTS = int(os.environ.get("SPECTER_STRESS_PROMPTS", "2"))
 MODEL = ModelConfig(**yaml.safe_load((CONF / "model" / "deepseek_v2_lite.yaml").read_text()))
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[CudaModel]:
+@contextmanager
+def loaded(residual: Path | None = None) -> Iterator[tuple[LoadedModel, DeviceBudget]]:
     if not Path(MODEL.quantized).is_dir():
         pytest.skip(f"no INT4 experts in {MODEL.quantized}: make them with python -m specter.quantize")
-    budget = DeviceBudget()
+    budget, spec = DeviceBudget(), FULL_SIZE[MODEL.charged_as]
     full = load_model(
-        Path(MODEL.checkpoint), Path(MODEL.quantized), FULL_SIZE[MODEL.charged_as], budget, Console(quiet=True)
+        Path(MODEL.checkpoint), Path(MODEL.quantized), spec, budget, Console(quiet=True), residual=residual
     )
-    yield CudaModel(full.first_layers(NUM_LAYERS), budget, {})
-    full.store.close()
+    try:
+        yield full, budget
+    finally:
+        full.store.close()
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[CudaModel]:
+    with loaded() as (full, budget):
+        yield CudaModel(full.first_layers(NUM_LAYERS), budget, {})
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +72,8 @@ def prompts() -> list[list[int]]:
     return load_prompts(files, Path(MODEL.tokenizer), NUM_PROMPTS, 16)
 
 
-def generate(
-    model: CudaModel, system: str, tier: str, sampling: str, k: int, prompt: list[int], stress_seed: int | None = None
-) -> list[int]:
-    config = RunConfig(
+def configure(system: str, tier: str, sampling: str, k: int, stress_seed: int | None = None) -> RunConfig:
+    return RunConfig(
         model=MODEL,
         system=load_system(system),
         budget=BudgetConfig(tier, policy="same_experts"),
@@ -75,6 +86,13 @@ def generate(
         max_new_tokens=max(NUM_TOKENS, k + 3),  # a round drafts all K
         warmup_tokens=0,
     )
+
+
+def generate(
+    model: CudaModel, system: str, tier: str, sampling: str, k: int, prompt: list[int], stress_seed: int | None = None
+) -> list[int]:
+    """Tokens on the first layers."""
+    config = configure(system, tier, sampling, k, stress_seed)
     costs = CostModel(model.model.spec, config.tile_rows, config.kv_capacity)
     run = ResolvedRun(config, costs, buy_slots(config.model, config.budget, config.system, costs))
     return model.run(run, prompt, ()).generation.tokens
@@ -95,6 +113,31 @@ def test_every_policy_is_plain_decoding_under_stress(
                 tokens = generate(model, system, tier, sampling, k, prompt, seed)
                 if tokens != expected[index][: len(tokens)]:
                     differing.append(f"{system}, K={k}, prompt {index}, stress_seed={seed}")
+    assert not differing
+
+
+def test_residual_experts_are_plain_decoding_under_stress(
+    prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelRunner, "link_bytes_per_s", lambda runner: 10**9)  # not under test
+    samplings, prompt, k = ("greedy", "seeded"), prompts[0], 16
+    with loaded() as (full, budget):
+        plain = CudaModel(full, budget, {})
+        runs = {name: resolve(configure("resident", "high", name, k)) for name in samplings}
+        expected = {name: plain.run(run, prompt, ()).generation.tokens for name, run in runs.items()}
+        del plain, full
+    gc.collect()
+    torch.cuda.empty_cache()
+    differing = []
+    with loaded(residual=tmp_path / "encoded-while-loading") as (full, budget):
+        assert full.blobs is not None
+        model = CudaModel(full, budget, {})
+        for system, tier, sampling in itertools.product(RESIDUAL_SYSTEMS, ("high", "low"), samplings):
+            run = resolve(configure(system, tier, sampling, k, stress_seed=1), full.blobs.sizes)
+            if model.run(run, prompt, ()).generation.tokens != expected[sampling]:
+                differing.append(f"{system}, {tier}, {sampling}")
+        del model, full
+    gc.collect()
     assert not differing
 
 

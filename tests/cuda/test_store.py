@@ -15,10 +15,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from specter import host_memory
 from specter.errors import SpecterError
 from specter.experts.store import ExpertStore, RawCodec
 from specter.models.cuda.loaded_model import load_store
-from specter.models.cuda.memory import check_fits, host_available_bytes
+from specter.models.cuda.memory import check_fits
 from specter.models.cuda.store import PinnedStore
 from specter.models.spec import ExpertId
 from tests.cuda.fakes import FakeLocker
@@ -166,7 +167,7 @@ def test_an_unfilled_payload_is_nan() -> None:
 
 
 def test_available_memory_is_of_this_machine() -> None:
-    assert 2**20 < host_available_bytes() < psutil.virtual_memory().total
+    assert 2**20 < host_memory.available_bytes() < psutil.virtual_memory().total
 
 
 def test_the_device_budget_names_what_is_missing() -> None:

@@ -20,6 +20,7 @@ from specter.errors import SpecterError
 from specter.experts.store import RawCodec
 from specter.kernels.device import Launch
 from specter.kernels.int4_moe import PackedExperts
+from specter.kernels.select import SamplingParams
 from specter.models.checkpoint import Checkpoint
 from specter.models.cuda.draft import Draft, DraftTuning
 from specter.models.cuda.graph import Graph
@@ -186,19 +187,18 @@ def check_graphs(models: Models, temperature: float | None) -> None:
     """Graphs whose kernels are launched early against kernels launched one by one, bit for bit."""
     said = []
     for pdl in (False, True):
-        draft = Draft(
-            models.weights, models.draft.experts, models.cache, 8, seed=3, temperature=temperature, pdl=pdl,
-            tuning=DRAFT,
-        )  # fmt: skip
+        sampling = SamplingParams.greedy(DEVICE)
+        draft = Draft(models.weights, models.draft.experts, models.cache, 8, sampling=sampling, pdl=pdl, tuning=DRAFT)
         target = Target(
-            models.weights, models.target.arena, models.cache, 8, slot_table=models.target.slot_table, seed=3,
-            temperature=temperature, pdl=pdl, tuning=TARGET,
+            models.weights, models.target.arena, models.cache, 8, slot_table=models.target.slot_table,
+            sampling=sampling, pdl=pdl, tuning=TARGET,
         )  # fmt: skip
         step, run = draft.step, partial(target.run, 8)
         if pdl:
             draft.begin(0, 0)
             target.place(8, 0, 8)
             step, run = Graph(draft.step).replay, Graph(run).replay  # type: ignore[assignment]
+        sampling.set(3, temperature)  # captured graphs follow
         models.cache.entries.zero_()
         draft.begin(5, 0)
         for _ in range(8):

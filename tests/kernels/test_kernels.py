@@ -22,7 +22,8 @@ from specter.kernels import grouped_mlp, int4_moe, mla, select, skinny, tiles
 from specter.kernels.device import Launch, Stream
 from specter.kernels.octets import Octets
 from specter.kernels.routing import RowRouting, Rule
-from specter.models.cuda.runner import DeviceSampling
+from specter.kernels.select import SamplingParams
+from specter.models.cuda.runner import check_sampling
 from specter.models.routing import top_k
 from specter.quantize.rtn import quantize_rtn
 from specter.speculation.noise import gumbel
@@ -410,7 +411,7 @@ def test_embedding_and_greedy_choice() -> None:
     logits = rand(3, 2100)
     logits[1, [7, 1500]] = 100.0  # a tie across blocks goes to the lower token
     out = ints(-1, -1, -1)
-    select.Selection.empty(3, 2100, DEVICE).choose(logits, ints(5), out, pdl=False)
+    select.Selection.empty(3, 2100, SamplingParams.greedy(DEVICE)).choose(logits, ints(5), out, pdl=False)
     assert out.tolist() == logits.argmax(-1).tolist()
     assert out[1] == 7
 
@@ -418,8 +419,9 @@ def test_embedding_and_greedy_choice() -> None:
 @pytest.mark.parametrize("sampling", [SamplingConfig("greedy"), SamplingConfig("seeded", 0.7, seed=2**40 + 12345)])
 def test_the_device_chooses_what_the_host_would_and_never_padding(sampling: SamplingConfig) -> None:
     num_tokens, vocab = 1500, 2300
-    chosen = DeviceSampling.of(sampling)
-    selection = select.Selection.empty(3, num_tokens, DEVICE, chosen.seed, chosen.temperature)
+    params = SamplingParams.greedy(DEVICE)
+    params.set(sampling.seed, None if sampling.kind == "greedy" else sampling.temperature)
+    selection = select.Selection.empty(3, num_tokens, params)
     logits, out = rand(3, vocab) - 9.0, ints(-1, -1, -1)
     logits[:, num_tokens:] = 0.0  # more than any token has
     selection.choose(logits, ints(8), out, pdl=False)
@@ -451,4 +453,4 @@ def _noise(out, seed, position, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 @pytest.mark.parametrize("other", [{"top_k": 5}, {"top_p": 0.9}, {"kind": "rejection"}])
 def test_what_the_graph_cannot_sample_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(SpecterError, match="inside a step on the device"):
-        DeviceSampling.of(dataclasses.replace(SamplingConfig("seeded"), **other))
+        check_sampling(dataclasses.replace(SamplingConfig("seeded"), **other))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,39 @@ def test_the_store_holds_blobs_alone(served: dict[str, CudaModel]) -> None:
 
 
 SAMPLINGS = {"greedy": SamplingConfig("greedy"), "seeded": SamplingConfig("seeded", temperature=0.9, seed=3)}
+
+
+@pytest.mark.skipif(IS_CUDA, reason="on a device the timeline checks it")
+@pytest.mark.parametrize("serves", [False, True])
+def test_the_clock_is_made_on_the_stream_that_computes(
+    served: dict[str, CudaModel], config: RunConfig, monkeypatch: pytest.MonkeyPatch, serves: bool
+) -> None:
+    """Events of another stream do not cover the work: the first layer's routing would be read too early."""
+    inside: list[bool] = []
+
+    @contextmanager
+    def stream(*_: object) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def make_timeline(*_: object) -> LateCopies:
+        assert inside
+        return LateCopies()
+
+    monkeypatch.setattr(cuda_model, "_compute_first", stream)
+    monkeypatch.setattr(cuda_model, "make_timeline", make_timeline)
+    monkeypatch.setattr(ModelRunner, "link_bytes_per_s", lambda runner: 10**9)
+    resolved = resolve(replace(config, codec="residual"))
+    if not serves:
+        result = served["residual"].run(resolved, PROMPT, ())
+        assert served["residual"].agrees_with_plain(resolved, result)
+        return
+    with served["residual"].serving(resolved, len(PROMPT)) as engine:
+        first = engine.generate(PROMPT, 3).tokens
+        assert engine.generate(PROMPT, 3).tokens == first  # from a warm cache
+        served["residual"].set_sampling(engine, SAMPLINGS["seeded"])
+        assert len(engine.generate(PROMPT, 3).tokens) == 3
 
 
 @pytest.mark.parametrize(

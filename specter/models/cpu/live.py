@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 from rich.progress import Progress
 from rich.table import Table
 
-from specter.config import SystemConfig
+from specter import host_memory
+from specter.config import SamplingConfig, SystemConfig
+from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.experts.slots import SlotArena
 from specter.experts.store import ExpertStore, RawCodec
-from specter.experts.transfer import Mover
+from specter.experts.transfer import Backend, Mover
+from specter.models.base import Model
 from specter.models.checkpoint import Checkpoint
 from specter.models.cpu.blobs import BlobSlots, BlobStore
 from specter.models.cpu.decoder import Decoder
@@ -23,8 +26,8 @@ from specter.models.cpu.invariance import invariance_check
 from specter.models.weights import DecoderWeights
 from specter.quantize.gptq_format import check_draft_origin, read_directory
 from specter.resolve import ResolvedRun, resolve
-from specter.session import OnCommit, RunResult, run_input, virtual_backend
-from specter.speculation.accept import FirstToken
+from specter.session import OnCommit, RunResult, build_engine, run_input, virtual_backend
+from specter.speculation.accept import FirstToken, Sampler
 from specter.speculation.drafts import DRAFTS
 from specter.speculation.sampling import build_sampler
 
@@ -50,7 +53,7 @@ class LoadPlan:
         has_draft: bool,
         slot_bytes: int,
         kv_capacity: int,
-        available: Callable[[], int] = lambda: psutil.virtual_memory().available,
+        available: Callable[[], int] = host_memory.available_bytes,
     ) -> LoadPlan:
         """For a model that runs on the host: store, shared weights, slots and KV in `dtype`, the draft dequantized."""
         spec, size, name = checkpoint.spec, dtype.itemsize, str(dtype).removeprefix("torch.")
@@ -149,14 +152,26 @@ class LiveModel:
         commits_one: bool = False,
     ) -> RunResult:
         """Runs one input with its own slots; see `session.run_input`. `commits_one`: for a dense recording."""
-        move = self._open_slots(run)
-        model = DRAFTS[run.config.system.draft].join(self.decoder, self.decoder.twin)
-        sampler = build_sampler(run.config.sampling)
+        model, sampler, backend = self._open(run)
         if commits_one:
             sampler = FirstToken(sampler)
-        backend = virtual_backend(run, move)
         with torch.inference_mode():
             return run_input(run, model, sampler, prompt, warmup, backend=backend, on_commit=on_commit, predicts=True)
+
+    @contextmanager
+    def serving(self, run: ResolvedRun, longest: int) -> Iterator[Engine]:
+        """An engine for any number of generations, over slots of its own. See `CudaModel.serving`."""
+        with torch.inference_mode():
+            yield build_engine(run, *self._open(run))
+
+    def set_sampling(self, engine: Engine, sampling: SamplingConfig) -> None:
+        """How an engine of `serving` selects tokens from here on."""
+        engine.sampler = build_sampler(sampling)
+
+    def _open(self, run: ResolvedRun) -> tuple[Model, Sampler, Backend]:
+        """Model, sampler and clock of a run, with empty slots."""
+        model = DRAFTS[run.config.system.draft].join(self.decoder, self.decoder.twin)
+        return model, build_sampler(run.config.sampling), virtual_backend(run, self._open_slots(run))
 
     def _open_slots(self, run: ResolvedRun) -> Mover:
         """Empty slots for a run, in the decoder; returns what fills them."""
@@ -173,10 +188,15 @@ class LiveModel:
     def agrees_with_plain(
         self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None
     ) -> bool | None:
-        """Whether plain decoding with everything resident yields the same tokens; None for rejection sampling, which is
-        lossless in distribution only."""
+        """Whether plain decoding yields the same tokens; None for rejection sampling, which is lossless in
+        distribution only."""
         if run.config.sampling.kind == "rejection":
             return None
+        return self.plain_tokens(run, result.recording.prompt, on_commit) == result.generation.tokens
+
+    def plain_tokens(
+        self, run: ResolvedRun, prompt: Sequence[int], on_commit: OnCommit = lambda tokens: None
+    ) -> list[int]:
+        """What plain decoding with everything resident yields."""
         plain = resolve(replace(run.config, system=RESIDENT, codec=None, payload_bits=None, warmup_tokens=0))
-        tokens = self.run(plain, result.recording.prompt, (), on_commit).generation.tokens
-        return tokens == result.generation.tokens
+        return self.run(plain, prompt, (), on_commit).generation.tokens

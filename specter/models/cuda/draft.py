@@ -45,7 +45,7 @@ class Draft:
 
     Args:
         max_steps: most steps between two calls of `begin`.
-        temperature: None drafts greedily; otherwise tokens are argmax(logits / temperature + Gumbel(seed, position)).
+        sampling: how tokens are selected; greedily by default.
         pdl: programmatic dependent launch.
     Attributes, all on the device:
         tokens: int32 [max_steps], routing: int16 [max_steps, MoE layers, k], counts: int32 [MoE layers, E]: of the
@@ -60,8 +60,7 @@ class Draft:
         cache: GpuKVCache,
         max_steps: int,
         *,
-        seed: int = 0,
-        temperature: float | None = None,
+        sampling: select.SamplingParams | None = None,
         pdl: bool = True,
         tuning: DraftTuning = DRAFT,
     ) -> None:
@@ -99,7 +98,7 @@ class Draft:
         self._dense = zeros(spec.dense_inter)
         self._shared = zeros(spec.shared_inter)
         self._inner = Octets.empty(spec.top_k * spec.expert_inter, device)
-        self._select = select.Selection.empty(1, weights.num_tokens, device, seed, temperature)
+        self._select = select.Selection.empty(1, weights.num_tokens, sampling or select.SamplingParams.greedy(device))
 
     def begin(self, token: int, position: int) -> None:
         """Starts a draft: the next step appends KV of `token` at `position`. Clears steps and counts. Asynchronous."""

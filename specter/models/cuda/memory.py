@@ -1,4 +1,4 @@
-"""Available host memory, and the budget of device memory, checked before allocations.
+"""The budget of device memory, checked before allocations.
 
 The device budget covers all allocations of the framework on the device, but not the driver's context.
 """
@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from specter.errors import SpecterError
-
-
-def host_available_bytes() -> int:
-    """Host memory that can be allocated now without swapping."""
-    return int(psutil.virtual_memory().available)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,23 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from specter.config import RunConfig, SystemConfig
+from specter.config import RunConfig, SamplingConfig, SystemConfig
+from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.execution import ExecutionConfig
 from specter.experts.transfer import Backend, move_nothing
 from specter.metrics import link_bytes_per_s
+from specter.models.base import Model
 from specter.models.cuda.arena import WriteBack
 from specter.models.cuda.loaded_model import LoadedModel, load_model
 from specter.models.cuda.memory import DeviceBudget
 from specter.models.cuda.no_gc import no_gc
-from specter.models.cuda.runner import DeviceSampling, ModelRunner, RunnerOptions
+from specter.models.cuda.runner import ModelRunner, RunnerOptions, check_sampling
 from specter.models.cuda.target import OUTPUT_ROWS
 from specter.models.cuda.weights import OwnMemory
 from specter.records import Generation
 from specter.resolve import ResolvedRun, resolve
-from specter.session import OnCommit, RunResult, run_input
+from specter.session import OnCommit, RunResult, build_engine, run_input
 from specter.speculation.accept import TokenSampler
 from specter.speculation.depth import CAPTURED
 from specter.speculation.drafts import DRAFTS
@@ -56,7 +58,7 @@ class CudaModel:
         a faulty checkpoint.
         """
         config = run.config
-        DeviceSampling.of(config.sampling)
+        check_sampling(config.sampling)
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
         budget.check(int(run.fit()["device_total_bytes"]), f"{config.system.name} at this budget")
         checkpoint, quantized = Path(config.model.checkpoint), Path(config.model.quantized)
@@ -86,17 +88,6 @@ class CudaModel:
         run, config = self._with_real_sizes(run), run.config
         runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
         link_before = runner.link_bytes_per_s()
-        runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
-        # A pass with another number of drafts is padded to the next longer one of these.
-        lens = CAPTURED if config.is_auto else ()
-        row_counts = {1, config.draft_len + 1, *(k + 1 for k in lens if k < config.draft_len)}
-        if len(prompt) <= OUTPUT_ROWS:  # a longer prompt is launched kernel by kernel
-            row_counts.add(len(prompt))
-        runner.capture(row_counts, predicts_next=config.system.predictor != "none")
-        model = DRAFTS[config.system.draft].join(runner, runner.own_draft)
-        # The slots of a resident runner are full already.
-        move = move_nothing if runner.options.is_resident else runner.move
-        backend = Backend(make_timeline(config, self.budget.device), move, partial(WriteBack, runner.arena))
 
         def measured(generation: Generation) -> Hardware:
             """The link at its fastest before, during and after the run: other processes share the host."""
@@ -104,10 +95,12 @@ class CudaModel:
             fastest = max(link_before, during, runner.link_bytes_per_s())
             return dataclasses.replace(config.hardware, link_bytes_per_s=fastest, link_latency_ns=0)
 
-        with no_gc(), _compute_first(self.budget.device, run.costs):
-            result = run_input(
-                run, model, TokenSampler(), prompt, warmup, backend=backend, on_commit=on_commit, measured=measured
-            )
+        with _compute_first(self.budget.device, run.costs):
+            model, backend = self._open(run, runner, len(prompt))
+            with no_gc():
+                result = run_input(
+                    run, model, TokenSampler(), prompt, warmup, backend=backend, on_commit=on_commit, measured=measured
+                )
         use = self.budget.use()
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.model.load.is_pinned
@@ -115,6 +108,40 @@ class CudaModel:
         if self.model.blobs is not None:
             result.metrics.update(self.model.blobs.facts)
         return result
+
+    @contextmanager
+    def serving(self, run: ResolvedRun, longest: int) -> Iterator[Engine]:
+        """An engine for any number of generations: the cache stays as the last one leaves it.
+
+        Args:
+            longest: tokens of the longest prompt.
+        """
+        run = self._with_real_sizes(run)
+        runner = self.prepare(runner_options(run, longest))
+        with _compute_first(self.budget.device, run.costs):
+            model, backend = self._open(run, runner, longest)
+            yield build_engine(run, model, TokenSampler(), backend)
+
+    def set_sampling(self, engine: Engine, sampling: SamplingConfig) -> None:
+        """How an engine of `serving` selects tokens from here on. Raises SpecterError as `check_sampling`."""
+        assert self.runner is not None
+        self.runner.set_sampling(sampling)
+
+    def _open(self, run: ResolvedRun, runner: ModelRunner, prompt_len: int) -> tuple[Model, Backend]:
+        """Captures the graphs of a run; returns its model over empty slots, and a clock of the current stream."""
+        config = run.config
+        runner.set_sampling(config.sampling)
+        runner.poison()  # a slot must not still hold the expert of the last run whose copy has not arrived
+        # A pass with another number of drafts is padded to the next longer one of these.
+        lens = CAPTURED if config.is_auto else ()
+        row_counts = {1, config.draft_len + 1, *(k + 1 for k in lens if k < config.draft_len)}
+        if prompt_len <= OUTPUT_ROWS:  # a longer prompt is launched kernel by kernel
+            row_counts.add(prompt_len)
+        runner.capture(row_counts, predicts_next=config.system.predictor != "none")
+        # The slots of a resident runner are full already.
+        move = move_nothing if runner.options.is_resident else runner.move
+        backend = Backend(make_timeline(config, self.budget.device), move, partial(WriteBack, runner.arena))
+        return DRAFTS[config.system.draft].join(runner, runner.own_draft), backend
 
     def _with_real_sizes(self, run: ResolvedRun) -> ResolvedRun:
         """The run with the blobs' own sizes, so that budget and link are exact to the byte."""
@@ -141,11 +168,17 @@ class CudaModel:
     def agrees_with_plain(
         self, run: ResolvedRun, result: RunResult, on_commit: OnCommit = lambda tokens: None
     ) -> bool | None:
-        """Whether plain decoding yields the same tokens."""
+        """Whether plain decoding yields the same tokens, with experts in the form that is loaded."""
         config = run.config
         budget = dataclasses.replace(config.budget, policy="same_experts")  # the draft's bytes are allocated
         plain = dataclasses.replace(
-            config, system=LRU, budget=budget, execution=ExecutionConfig(), warmup_tokens=0, trace=False
+            config,
+            system=LRU,
+            codec=config.payload_codec,
+            budget=budget,
+            execution=ExecutionConfig(),
+            warmup_tokens=0,
+            trace=False,
         )
         expected = self.run(resolve(plain), result.recording.prompt, (), on_commit).generation
         return expected.tokens == result.generation.tokens
@@ -180,7 +213,6 @@ def runner_options(run: ResolvedRun, longest: int) -> RunnerOptions:
         kv_capacity=config.kv_capacity,
         max_rows=max(config.draft_len + 1, longest),
         max_draft_len=max(config.draft_len, 1),
-        sampling=DeviceSampling.of(config.sampling),
         owns_draft=DRAFTS[config.system.draft].is_own,
         is_resident=config.system.holds_all and not config.system.speculative and not run.costs.decodes,
         is_fused=config.execution.fused,

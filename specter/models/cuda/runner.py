@@ -8,7 +8,6 @@ memory and writes routing and chosen tokens to it. The host reads a result once 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from torch import Tensor
 from specter.config import SamplingConfig
 from specter.errors import SpecterError
 from specter.kernels.pinned_io import PinnedRing, copy_pinned, pinned_zeros
+from specter.kernels.select import SamplingParams
 from specter.models.base import Choose, Proposal, TargetPass
 from specter.models.cuda.arena import DeviceArena, Slots, make_mover, open_arena, open_blob_slots
 from specter.models.cuda.blobs import BlobStore
@@ -41,31 +41,17 @@ _NUM_TABLES = 512
 _NUM_LINK_COPIES, _NUM_WARMUP_COPIES = 100, 3  # of one measurement of the link
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSampling:
-    """The `seed` and `temperature` of draft and target; greedy if `temperature` is None."""
-
-    seed: int = 0
-    temperature: float | None = None
-
-    @classmethod
-    def of(cls, sampling: SamplingConfig) -> DeviceSampling:
-        """Raises SpecterError: top-k, top-p or rejection sampling, which need logits on the host at every step."""
-        if sampling.kind == "greedy":
-            return cls()
-        checks = {"kind": sampling.kind != "seeded", "top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1.0}
-        given = [
-            f"sampling.{name}={getattr(sampling, name)}" for name, is_unsupported in checks.items() if is_unsupported
-        ]
-        if given:
-            raise SpecterError(
-                f"{', '.join(given)} cannot be done inside a step on the device",
-                "use sampling=greedy, or sampling=seeded with top_k=0 and top_p=1",
-            )
-        return cls(sampling.seed, sampling.temperature)
-
-
-GREEDY = DeviceSampling()
+def check_sampling(sampling: SamplingConfig) -> None:
+    """Raises SpecterError: top-k, top-p or rejection sampling, which need logits on the host at every step."""
+    if sampling.kind == "greedy":
+        return
+    checks = {"kind": sampling.kind != "seeded", "top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1.0}
+    given = [f"sampling.{name}={getattr(sampling, name)}" for name, is_unsupported in checks.items() if is_unsupported]
+    if given:
+        raise SpecterError(
+            f"{', '.join(given)} cannot be done inside a step on the device",
+            "use sampling=greedy, or sampling=seeded with top_k=0 and top_p=1",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,6 @@ class RunnerOptions:
     kv_capacity: int
     max_rows: int  # of the longest pass
     max_draft_len: int = 1
-    sampling: DeviceSampling = GREEDY
     owns_draft: bool = False  # non-expert weights and a KV cache of the draft's own
     is_resident: bool = False  # every expert has a slot, a pass is one graph, nothing drafts, routing is not read
     is_fused: bool = True  # draft with the fused INT4 kernels, or else with plain torch
@@ -129,9 +114,16 @@ class ModelRunner:
         cache = GpuKVCache(spec, options.kv_capacity, weights.dtype, device)
         slots = self.arena.flat.view(weights.dtype) if self.staging is None else self.staging.experts
         table = self._fill_slots() if options.is_resident else None
-        self._sampling = dataclasses.asdict(options.sampling)
+        self._sampling = SamplingParams.greedy(device)
         self.target = Target(
-            weights, slots, cache, options.max_rows, slot_table=table, feed=self.feed, pdl=self._pdl, **self._sampling
+            weights,
+            slots,
+            cache,
+            options.max_rows,
+            slot_table=table,
+            feed=self.feed,
+            sampling=self._sampling,
+            pdl=self._pdl,
         )
         rows = options.max_rows, spec.top_k
         self.routing = pinned_zeros((spec.num_moe_layers, *rows), torch.int16, device)
@@ -148,6 +140,11 @@ class ModelRunner:
         self._own_draft: ModelRunner | None = None
 
     # -- the engine's `Model` -----------------------------------------------------------------------
+
+    def set_sampling(self, sampling: SamplingConfig) -> None:
+        """How draft and target select tokens from here on. Raises SpecterError as `check_sampling`. Asynchronous."""
+        check_sampling(sampling)
+        self._sampling.set(sampling.seed, None if sampling.kind == "greedy" else sampling.temperature)
 
     def reset(self) -> None:
         """Drops slot tables that an interrupted pass has left unread. Synchronizes the device.
@@ -237,7 +234,7 @@ class ModelRunner:
             spec = self._model.spec
             self._budget.check(spec.experts_params, "the unpacked INT4 codes of a draft without fused kernels")
             make = partial(UnfusedDraft, self._model.int4_layers())
-        return make(weights, self._model.int4, cache, options.max_draft_len, pdl=self._pdl, **self._sampling)
+        return make(weights, self._model.int4, cache, options.max_draft_len, sampling=self._sampling, pdl=self._pdl)
 
     def _set_draft(self, draft: Draft | None) -> None:
         """Allocates the pinned outputs of `draft`, and captures its step."""

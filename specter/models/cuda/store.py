@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from specter import host_memory
 from specter.errors import SpecterError
 from specter.experts.store import RawCodec
-from specter.models.cuda.memory import host_available_bytes
 from specter.models.spec import ExpertId
 
 Pin = Literal["require", "prefer", "off"]
@@ -86,7 +86,7 @@ class PinnedArenas:
         num_experts: int,
         pin: Pin = "require",
         locker: PageLocker | None = None,
-        available_bytes: Callable[[], int] = host_available_bytes,
+        available_bytes: Callable[[], int] = host_memory.available_bytes,
     ) -> None:
         """
         Args:

@@ -47,7 +47,7 @@ class Target:
         arena: [num_slots, stride] in the model's dtype (see `specter.kernels.grouped_mlp`).
         slot_table: int32 [MoE layers, E] on the device, for resident passes.
         feed: int32 [max_rows] on the device or page-locked, the tokens of a pass; by default on the device.
-        max_rows: of the longest pass. temperature, seed, pdl: as in `specter.models.cuda.draft.Draft`.
+        max_rows: of the longest pass. sampling, pdl: as in `specter.models.cuda.draft.Draft`.
     Attributes:
         tokens: int32 [64], the chosen tokens of the last pass. logits: fp32 [64, V].
         routing: of the last MoE layer. predicted: of the layer after it (see `predict_next`).
@@ -63,8 +63,7 @@ class Target:
         *,
         slot_table: Tensor | None = None,
         feed: Tensor | None = None,
-        seed: int = 0,
-        temperature: float | None = None,
+        sampling: select.SamplingParams | None = None,
         pdl: bool = True,
         tuning: TargetTuning = TARGET,
     ) -> None:
@@ -110,7 +109,9 @@ class Target:
         self.predicted = Routing.empty(max_rows, spec.top_k, spec.num_experts, device)
         self._predict_scaled = zeros(max_rows, spec.hidden)
         self._predict_logits = zeros(max_rows, spec.num_experts, dtype=torch.float32)
-        self._select = select.Selection.empty(OUTPUT_ROWS, weights.num_tokens, device, seed, temperature)
+        self._select = select.Selection.empty(
+            OUTPUT_ROWS, weights.num_tokens, sampling or select.SamplingParams.greedy(device)
+        )
 
     def begin(self, tokens: Tensor, position: int, num_outputs: int) -> None:
         """`place`, with tokens int32 [T] on any device. Asynchronous if they are page-locked."""
