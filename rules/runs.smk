@@ -81,7 +81,7 @@ rule measure:
 
 
 rule live_check:
-    # Every system of `main` and `residual` once, live: their records must equal the replays' byte for byte.
+    # Systems of `main` and `residual` live: their records must equal the replays' byte for byte.
     input:
         lambda wildcards: [path for name in live_checked(wildcards) for path in residual(wildcards, name)],
         replays=lambda wildcards: [

@@ -70,11 +70,21 @@ def test_every_system_is_repeated_live_and_samplings_take_turns() -> None:
     assert [path.name.split("-")[:2] for path in chosen] == [
         ["lru", "greedy"], ["on_demand", "seeded"], ["resident", "greedy"], ["specter", "seeded"]
     ]  # fmt: skip
-    assert {path.parent.name for path in chosen} == {"a", "b"}
-    assert {path.name.split("-")[2] for path in chosen} == {"high", "low"}
     assert choose(dict(reversed(runs.items()))) == chosen
     again = [path.name.split("-")[1] for path in choose(runs, turn=1)]  # of another model
     assert again == ["seeded", "greedy", "seeded", "greedy"]
+    assert [path.name.split("-")[0] for path in choose(runs, turn=2)] == ["on_demand"]  # of the models after them
+
+
+def test_live_runs_are_spread_over_data_sets_and_budgets_and_share_plain_decoding() -> None:
+    systems = [f"system{number:02}" for number in range(14)]
+    runs = {
+        Path(dataset, f"{system}-greedy-{tier}"): {"system": {"name": system}, "sampling": {"kind": "greedy"}}
+        for system, dataset, tier in itertools.product(systems, "abc", ("high", "low"))
+    }
+    places = [(path.parent.name, path.name.split("-")[2]) for path in choose(runs)]
+    assert len(places) == len(systems) and len(set(places)) == 3
+    assert {dataset for dataset, _ in places} == set("abc")
 
 
 def test_budgets_that_buy_equally_many_slots_share_a_replay() -> None:
