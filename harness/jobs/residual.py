@@ -2,8 +2,8 @@
 joins the models. A cell is a system at one budget and sampling, on the first input of several data sets.
 
 The time is limited: what is left of it is shared by the cells that are left, and a cell that has used its share stops
-after at least one text. Every run is written as soon as it ends. `conf/experiment/residual_cells.yaml` states systems
-and K; one load of the model with its draft serves all systems of a codec, whose slots are those of their own budget.
+after at least one text. Every run is written as soon as it ends. `conf/experiment` states systems and K; one load of
+the model with its draft serves all systems of a codec, whose slots are those of their own budget.
 
     python -m harness.jobs.residual model=phi3_5_moe seconds=400 max_new_tokens=32 warmup_tokens=24 out=phi.json
 """
@@ -24,7 +24,7 @@ from rich.console import Console
 from harness.jobs import preflight
 from harness.jobs.replay import check_names
 from harness.plan import experiment_runs
-from harness.scales import load_experiment, load_scale
+from harness.scales import Experiment, load_experiment, load_scale
 from specter import provenance
 from specter.arguments import run_command
 from specter.config import RunConfig
@@ -37,7 +37,7 @@ from specter.resolve import ResolvedRun, check_paths, resolve
 from specter.session import RunResult
 from specter.timeline.trace import TraceOp
 
-SCALE, EXPERIMENT = "standin", "residual_cells"
+SCALE = "standin"
 KEPT = (
     "tpot_ms", "ttft_ms", "acceptance", "mean_accepted_len", "union_mean", "hit_rate", "num_rounds", "num_new_tokens",
     "num_slots", "experts_per_layer", "link_busy_frac", "compute_busy_frac", "stall_ms", "bytes_per_token",
@@ -56,6 +56,7 @@ class Options:
     max_new_tokens: int = 64
     warmup_tokens: int = 32
     ks: tuple[int, ...] = ()  # of the fixed K of the experiment, these alone; none: all
+    experiments: tuple[str, ...] = ("residual_cells",)  # of conf/experiment, whose cells are joined
     traced: bool = True  # run the first text of each residual cell once more, for the time of each kind of work
 
 
@@ -174,13 +175,20 @@ def fitting(runs: Sequence[RunConfig]) -> list[RunConfig]:
 
 def planned(options: Options) -> list[RunConfig]:
     """All runs, the texts of a cell one after the other."""
-    datasets = load_scale(SCALE).datasets[: load_experiment(EXPERIMENT).num_datasets]
-    runs = [run for name in datasets for run in experiment_runs(SCALE, EXPERIMENT, options.model, name)]
-    varied = load_experiment(EXPERIMENT).depths
     return [
         replace(run, max_new_tokens=options.max_new_tokens, warmup_tokens=options.warmup_tokens)
+        for name in options.experiments
+        for run in _runs_of(load_experiment(name), options)
+    ]
+
+
+def _runs_of(what: Experiment, options: Options) -> list[RunConfig]:
+    datasets = load_scale(SCALE).datasets[: what.num_datasets]
+    runs = [run for name in datasets for run in experiment_runs(SCALE, what.name, options.model, name)]
+    return [
+        run
         for run in runs
-        if run.input == 0 and (not options.ks or run.system.name not in varied or run.depth in options.ks)
+        if run.input == 0 and (not options.ks or run.system.name not in what.depths or run.depth in options.ks)
     ]
 
 
