@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 from specter.config import DatasetConfig, RunConfig
@@ -36,6 +37,17 @@ def prompt_text(config: RunConfig) -> str:
     if not text.strip():
         raise SpecterError(f"input {index} of {dataset.name} is empty", "choose another input")
     return text
+
+
+def read_text(path: Path | None) -> str:
+    """A text file, or standard input. Raises SpecterError: it cannot be read, or is not UTF-8."""
+    name = "standard input" if path is None else str(path)
+    try:
+        return (sys.stdin.buffer.read() if path is None else path.read_bytes()).decode("utf-8")
+    except OSError as error:
+        raise SpecterError(f"{name} cannot be read: {error.strerror}", "give a text file") from None
+    except UnicodeDecodeError as error:
+        raise SpecterError(f"{name} is not UTF-8: {error.reason} at byte {error.start}", "save it as UTF-8") from None
 
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:

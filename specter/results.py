@@ -57,7 +57,9 @@ def write_run(directory: Path, config: RunConfig, result: RunResult, notes: dict
 
 def read_config(directory: Path) -> RunConfig:
     """The configuration of a run. Raises SpecterError naming the key that is wrong."""
-    return from_values(read_values(directory / "config.yaml"))
+    values = read_values(directory / "config.yaml")
+    prompt = values.pop("prompt", None)  # a text: `${...}` in it is no interpolation
+    return dataclasses.replace(from_values(values), prompt=prompt)
 
 
 def write_misfit(directory: Path, config: RunConfig, notes: dict[str, str], num_slots: int = 0) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
@@ -17,19 +21,16 @@ from specter.config import RunConfig, from_values
 from specter.engine import check_length
 from specter.errors import SpecterError
 from specter.files import check_writable
+from specter.generation import load_model
 from specter.hub import with_local_paths
-from specter.models.cpu.live import LiveModel
 from specter.models.hub_config import read_spec
 from specter.models.rope import check_prompt
 from specter.progress import make_progress
-from specter.prompts import encode, load_tokenizer, prompt_text, warmup_text
-from specter.resolve import ResolvedRun, check_paths, resolve
+from specter.prompts import encode, load_tokenizer, prompt_text, read_text, warmup_text
+from specter.resolve import check_paths, resolve
 from specter.results import adhoc_directory, run_id, write_run
 from specter.session import OnCommit, RunResult
 from specter.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from specter.models.cuda.model import CudaModel
 
 
 def summary(config: RunConfig, result: RunResult) -> Table:
@@ -59,16 +60,6 @@ def summary(config: RunConfig, result: RunResult) -> Table:
     agrees = {True: "equal, bit for bit", False: "DIFFERENT", None: "not comparable (rejection sampling)"}
     table.add_row("against plain decoding", agrees[metrics["agrees_with_plain"]], "", "")
     return table
-
-
-def load(resolved: ResolvedRun, console: Console) -> LiveModel | CudaModel:
-    """The model on the clock of the run."""
-    if resolved.config.clock == "device":
-        from specter.models.cuda.model import CudaModel  # kernels take seconds to import, and a GPU to run
-
-        return CudaModel.load(resolved, console)
-    with make_progress(console) as progress:
-        return LiveModel.load(resolved, progress)
 
 
 def encode_texts(config: RunConfig, tokenizer: Tokenizer, console: Console) -> tuple[list[int], list[int]]:
@@ -103,7 +94,7 @@ def run(config: RunConfig, console: Console) -> None:
     check_writable(directory)
     tokenizer = load_tokenizer(config)
     prompt, warmup = encode_texts(config, tokenizer, console)
-    live = load(resolved, console)
+    live = load_model(resolved, console)
     with make_progress(console) as progress:
         num_texts = 1 if config.sampling.kind == "rejection" else 2  # the run, and plain decoding to compare with
         task = progress.add_task("tokens", total=config.warmup_tokens + num_texts * config.max_new_tokens)
@@ -118,13 +109,45 @@ def run(config: RunConfig, console: Console) -> None:
         raise SpecterError("the output differs from plain decoding", "report this: it is a fault of the runtime")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
-def main(values: DictConfig) -> None:
-    console = Console(stderr=False, width=None if sys.stdout.isatty() else 110)
+def take_prompt(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Takes `prompt=TEXT` or `prompt_file=PATH` (`-`: standard input) out of a command line; returns the rest and the
+    text. Hydra would read quotes, commas, braces and `${...}` in a text as its own.
+
+    Raises SpecterError: two of them, or as `read_text`.
+    """
+    is_text = [argument.startswith(("prompt=", "prompt_file=")) for argument in arguments]
+    rest = [argument for argument, taken in zip(arguments, is_text, strict=True) if not taken]
+    texts = [argument for argument, taken in zip(arguments, is_text, strict=True) if taken]
+    if not texts:
+        return rest, None
+    if len(texts) > 1:
+        raise SpecterError("several prompts are given", "give one prompt=TEXT, or one prompt_file=PATH")
+    key, _, value = texts[0].partition("=")
+    if key == "prompt_file":
+        value = read_text(None if value == "-" else Path(value))
+    if not value.strip():
+        raise SpecterError("the prompt is empty", "give a text, or leave prompt out to use the data set")
+    return rest, value
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Raises SpecterError for an argument that Hydra cannot parse; its own message is a parser's."""
+    for argument in arguments:
+        if "=" in argument and not argument.startswith("-"):
+            try:
+                OverridesParser.create().parse_override(argument)
+            except HydraException:
+                raise SpecterError(
+                    f"argument {argument!r} is not understood",
+                    "use key=value; in quotes of its own, key='\"a value\"', a value may have any character",
+                ) from None
+
+
+@contextmanager
+def one_screen() -> Iterator[None]:
+    """Ends the program with an error's one screen."""
     try:
-        config = from_values(values)
-        torch.set_num_threads(config.threads)
-        run(config, console)
+        yield
     except KeyboardInterrupt:
         sys.exit("interrupted: nothing of this run was written")
     except SpecterError as error:
@@ -132,6 +155,24 @@ def main(values: DictConfig) -> None:
         sys.exit(2)
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command line: one run, or with `-m` several."""
+    with one_screen():
+        rest, text = take_prompt(arguments)
+        check_overrides(rest)
+
+    @hydra.main(version_base="1.3", config_path="conf", config_name="config")
+    def run_one(values: DictConfig) -> None:
+        console = Console(stderr=False, width=None if sys.stdout.isatty() else 110)
+        with one_screen():
+            config = replace(from_values(values), prompt=text)
+            torch.set_num_threads(config.threads)
+            run(config, console)
+
+    sys.argv[1:] = rest
     os.environ.setdefault("HYDRA_FULL_ERROR", "0")
-    main()
+    run_one()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -34,7 +34,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: object) -> None:
         pytest.fail("weights were loaded before the input was checked")
 
-    monkeypatch.setattr(run.LiveModel, "load", load)
+    monkeypatch.setattr(run, "load_model", load)
 
 
 @pytest.mark.usefixtures("nothing_loads")

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bench import kernels
 from harness.jobs import fidelity
 from harness.plan import compose
 from specter.arguments import parse_arguments
+from specter.cli.app import app
 from specter.quantize import cli
 from tests.workflow.conftest import ROOT, environment
 
@@ -42,6 +44,10 @@ RUN = [  # a later one reads what an earlier one made
     f"{PYTHON}specter.quantize.residual encode checkpoint=data/standins/deepseek_v2_lite quantized=my-draft "
     "out=my-residual",
     f"{PYTHON}specter.quantize.residual rebuild quantized=my-draft residual=my-residual out=my-experts",
+    f"{PYTHON}specter doctor",
+    f"{PYTHON}specter plan deepseek_v2_lite --hardware rtx4090_ddr4",
+    f"{PYTHON}specter quantize deepseek_v2_lite",
+    f'{PYTHON}specter generate deepseek_v2_lite "The ferry left the harbour"',
     f"{SNAKEMAKE}-n",
 ]
 PLANNED = [  # longer than CI may take, or an installation: run with -n
@@ -61,6 +67,7 @@ READ = [  # need a GPU or the network: only their options are read
     f"{PYTHON}specter.run clock=device system=mixtral_offloading hardware=h200_pcie5",
     f"{PYTHON}specter.run clock=device system=specter_deadline hardware=h200_pcie5 execution=unfused",
     f"{PYTHON}bench kernels model=deepseek_v2_lite",
+    f'{PYTHON}specter generate Qwen/Qwen1.5-MoE-A2.7B-Chat --chat "Why is the sky blue?" --temperature 0.7',
 ]
 ELSEWHERE = {  # command: the test or job that runs it or checks what it needs
     "conda env create -f environment.yml": "test_environment_yml_carries_the_same_pins",
@@ -110,6 +117,8 @@ def test_options_are_understood(command: str) -> None:
             compose(overrides)
     elif module in OPTIONS:
         parse_arguments(OPTIONS[module], [option for option in options if "=" in option])
+    elif module == "specter":
+        assert CliRunner().invoke(app, [options[0], "--help"]).exit_code == 0
     else:
         assert module == "specter.quantize.residual" and options[0] in ("encode", "rebuild")
 
@@ -129,7 +138,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     for name in tracked.stdout.split("\0")[:-1]:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, root / name)
+        shutil.copy(ROOT / name, root / name, follow_symlinks=False)
     (root / ".venv").symlink_to(sys.prefix)
     return root
 

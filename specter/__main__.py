@@ -1,0 +1,3 @@
+from specter.cli.app import main
+
+main()

@@ -1,0 +1,1 @@
+"""The command `specter`: one module per subcommand."""
