@@ -40,7 +40,8 @@ def provenance(machine: str, frames: Frames) -> str:
         for name in ("gpu", "driver_version", "torch", "commit")
     }
     parts = [f"{name.replace('_', ' ')} {' / '.join(values)}" for name, values in stated.items() if values]
-    return f"data/reference/{machine}: {'; '.join(parts)}; inflated stand-ins"
+    kind = "inflated stand-ins" if stated["gpu"] else "virtual clock; narrow stand-ins"
+    return f"data/reference/{machine}: {'; '.join([*parts, kind])}"
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> str:

@@ -30,7 +30,7 @@ NOT_RESULTS = {
     "settings": [
         "sampled text (T = {1})", "T = {1} the third", "how many {16}-bit", "shares the target's {16}-bit",
         "groups of {32}, {64}, {128} or the row", "widths other than {4} bits", "text is {65} k tokens",
-        "distinct {4}-grams",
+        "distinct {4}-grams", "sampled text at T = {1};", "nor T = {1} matches",
     ],
     "numbers of texts, in the configuration": [
         "| DeepSeek | virtual A100 | {25} |", "| Qwen | virtual A100 | {6} |", "| Phi | virtual A100 | {6} |",
