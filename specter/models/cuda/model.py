@@ -17,6 +17,7 @@ from specter.engine import Engine
 from specter.errors import SpecterError
 from specter.execution import ExecutionConfig
 from specter.experts.transfer import Backend, move_nothing
+from specter.kernels.compilation import check_compiler, compiling
 from specter.metrics import link_bytes_per_s
 from specter.models.base import Model
 from specter.models.cuda.arena import WriteBack
@@ -48,19 +49,21 @@ class CudaModel:
     model: LoadedModel
     budget: DeviceBudget
     notes: dict[str, str]  # provenance and degradations, for every run's env.json
+    console: Console = dataclasses.field(default_factory=lambda: Console(stderr=True))  # for kernels that compile
     runner: ModelRunner | None = None  # reused by the next run with equal options
 
     @classmethod
     def load(cls, run: ResolvedRun, console: Console) -> CudaModel:
         """Loads the target, and the draft if the run speculates, within the memory of `config.hardware`.
 
-        Raises SpecterError: sampling that the device does not support, no device, too little memory on either side, or
-        a faulty checkpoint.
+        Raises SpecterError: sampling that the device does not support, no device, too little memory on either side, no
+        C compiler, or a faulty checkpoint.
         """
         config = run.config
         check_sampling(config.sampling)
         budget = DeviceBudget("cuda", min(config.hardware.device_memory_bytes, DeviceBudget("cuda").cap_bytes))
         budget.check(int(run.fit()["device_total_bytes"]), f"{config.system.name} at this budget")
+        check_compiler(budget.device, console)
         checkpoint, quantized = Path(config.model.checkpoint), Path(config.model.quantized)
         residual = Path(config.model.residual) if run.costs.decodes else None
         model = load_model(
@@ -79,28 +82,30 @@ class CudaModel:
         }
         if model.blobs is not None:
             notes |= {key: str(value) for key, value in model.blobs.facts.items()}
-        return cls(model, budget, notes)
+        return cls(model, budget, notes, console)
 
     def run(
         self, run: ResolvedRun, prompt: Sequence[int], warmup: Sequence[int], on_commit: OnCommit = lambda tokens: None
     ) -> RunResult:
         """Runs one input; see `session.run_input`. Raises SpecterError: the model was loaded for another codec."""
         run, config = self._with_real_sizes(run), run.config
-        runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
-        link_before = runner.link_bytes_per_s()
+        with compiling(self.console):
+            runner = self.prepare(runner_options(run, longest=max(len(prompt), len(warmup))))
+            link_before = runner.link_bytes_per_s()
 
-        def measured(generation: Generation) -> Hardware:
-            """The link at its fastest before, during and after the run: other processes share the host."""
-            during = round(link_bytes_per_s(generation.rounds) or 0)
-            fastest = max(link_before, during, runner.link_bytes_per_s())
-            return dataclasses.replace(config.hardware, link_bytes_per_s=fastest, link_latency_ns=0)
+            def measured(generation: Generation) -> Hardware:
+                """The link at its fastest before, during and after the run: other processes share the host."""
+                during = round(link_bytes_per_s(generation.rounds) or 0)
+                fastest = max(link_before, during, runner.link_bytes_per_s())
+                return dataclasses.replace(config.hardware, link_bytes_per_s=fastest, link_latency_ns=0)
 
-        with _compute_first(self.budget.device, run.costs):
-            model, backend = self._open(run, runner, len(prompt))
-            with no_gc():
-                result = run_input(
-                    run, model, TokenSampler(), prompt, warmup, backend=backend, on_commit=on_commit, measured=measured
-                )
+            with _compute_first(self.budget.device, run.costs):
+                model, backend = self._open(run, runner, len(prompt))
+                with no_gc():
+                    result = run_input(
+                        run, model, TokenSampler(), prompt, warmup, backend=backend, on_commit=on_commit,
+                        measured=measured,
+                    )  # fmt: skip
         use = self.budget.use()
         result.metrics["device_peak_bytes"] = use.peak_reserved_bytes + use.context_bytes
         result.metrics["store_is_page_locked"] = self.model.load.is_pinned
@@ -117,10 +122,11 @@ class CudaModel:
             longest: tokens of the longest prompt.
         """
         run = self._with_real_sizes(run)
-        runner = self.prepare(runner_options(run, longest))
-        with _compute_first(self.budget.device, run.costs):
-            model, backend = self._open(run, runner, longest)
-            yield build_engine(run, model, TokenSampler(), backend)
+        with compiling(self.console):
+            runner = self.prepare(runner_options(run, longest))
+            with _compute_first(self.budget.device, run.costs):
+                model, backend = self._open(run, runner, longest)
+                yield build_engine(run, model, TokenSampler(), backend)
 
     def set_sampling(self, engine: Engine, sampling: SamplingConfig) -> None:
         """How an engine of `serving` selects tokens from here on. Raises SpecterError as `check_sampling`."""
