@@ -21,11 +21,10 @@ from specter.errors import SpecterError
 from specter.models.spec import ModelSpec
 from specter.text.tokenizer import Tokenizer, load_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-CALIBRATION = ROOT / "data" / "standins" / "calibration.safetensors"
+CALIBRATION = (Path(__file__).parent / "shipped" / "calibration.safetensors").resolve()  # a link, or in a wheel a file
 TOKENIZER = CALIBRATION.with_name("tokenizer.json")  # of the shipped tokens
 SEQUENCE_LENGTH = 256
-REMEDY = "use data/standins/calibration.safetensors, or cut one by python -m tools.standin.calibration"
+REMEDY = "leave it out to use the shipped one, give a text (.txt), or cut one by python -m tools.standin.calibration"
 HELD_OUT_ONE_IN = 8  # sequences kept out of the Hessians, on which errors are measured
 
 
