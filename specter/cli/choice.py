@@ -37,6 +37,7 @@ _GPUS = {"H200": "h200_pcie5", "A100": "a100_40gb_pcie4", "4090": "rtx4090_ddr4"
 _UNKNOWN_GPU, _NO_GPU = "h200_pcie5", "a100_40gb_pcie4"
 _DEVICE_MARGIN = 0.04  # of device memory: the driver's context, the allocator's free blocks, activations
 _KV_STEP = 64
+_WIDE = 1024  # hidden size from which a product is worth the synchronization of threads
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -58,14 +59,22 @@ def drafts_home() -> Path:
     return Path(os.environ.get("SPECTER_HOME") or Path.home() / ".cache" / "specter")
 
 
-def find_model(name: str, console: Console) -> ModelConfig:
+def find_model(name: str, console: Console, *, is_plan: bool = False) -> ModelConfig:
     """The model that a user names: of conf/model, a directory, or a hub id, which is downloaded.
 
-    Raises SpecterError: none of these; or as `find_checkpoint`.
+    Args:
+        is_plan: a stand-in need not be here.
+    Raises SpecterError: none of these, a stand-in that is not here; or as `find_checkpoint`.
     """
     stated = {path.stem: path for path in (CONF / "model").glob("*.yaml")}
     if name in stated:
-        return load_typed(ModelConfig, stated[name])
+        model = load_typed(ModelConfig, stated[name])
+        if not is_plan and model.checkpoint_kind == "standin" and not Path(model.checkpoint).is_dir():
+            raise SpecterError(
+                f"the stand-in {model.checkpoint} is not here",
+                "run from the root of the repository, or give the directory of a checkpoint, or ORG/NAME",
+            )
+        return model
     if not Path(name).is_dir() and not is_hub_id(name):
         raise SpecterError(
             f"{name} is no model of conf/model, no directory and no hub id",
@@ -133,6 +142,11 @@ def find_hardware(name: str | None) -> tuple[Hardware, str]:
     return replace(hardware, device_memory_bytes=int(free * (1 - _DEVICE_MARGIN)), title=gpu), "device"
 
 
+def useful_threads(checkpoint: Path) -> int:
+    """Threads of torch: all that this process may use, or one for a narrow model, which several slow down."""
+    return len(os.sched_getaffinity(0)) if read_spec(checkpoint).hidden >= _WIDE else 1
+
+
 def parse_bytes(text: str) -> int | None:
     """Bytes of a text such as 24GB or 512MiB; None if it is none."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", text)
@@ -181,7 +195,7 @@ def configure(
     Raises:
         SpecterError: as the functions above, or `validate`.
     """
-    model = find_model(choice.model, console)
+    model = find_model(choice.model, console, is_plan=is_plan)
     quantized, residual = str(choice.int4 or model.quantized), str(choice.residual or model.residual)
     model = replace(model, quantized=quantized, residual=residual)
     hardware, clock = find_hardware(choice.hardware)
@@ -201,10 +215,10 @@ def configure(
         prompt_tokens=0,
         warmup_tokens=0,
         kv_capacity=capacity_for(num_tokens),
-        # More threads slow down a narrow model, and the host beside a device.
-        threads=(os.cpu_count() or 1) if clock == "virtual" and model.checkpoint_kind == "hub" else 1,
     )
     config = with_local_paths(config, console)
+    if clock == "virtual" and not is_plan:  # more threads slow down the host beside a device
+        config = replace(config, threads=useful_threads(Path(config.model.checkpoint)))
     validate(config)
     # What the CPU runs is a demonstration of offloading, not a use of a card.
     default = "high" if clock == "virtual" and "high" in model.residents and not is_plan else None

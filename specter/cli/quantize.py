@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from specter.cli.choice import Choice, find_model
+from specter.cli.choice import Choice, find_model, useful_threads
 from specter.quantize import cli as int4
 from specter.quantize import gptq_format
 from specter.quantize.residual import __main__ as residual
@@ -26,7 +25,7 @@ def quantize(
     model = find_model(choice.model, console)
     codes, blobs = choice.int4 or Path(model.quantized), choice.residual or Path(model.residual)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    threads = os.cpu_count() or 1
+    threads = useful_threads(Path(model.checkpoint))
     if (codes / gptq_format.REPORT_FILE).is_file():
         console.print(f"the INT4 draft exists in {codes}")
     else:

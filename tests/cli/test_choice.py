@@ -15,6 +15,7 @@ from specter.cli.choice import Choice, configure, find_budget, find_model, find_
 from specter.errors import SpecterError
 from specter.generation import GREEDY
 from specter.models.checkpoint import write_checkpoint
+from specter.models.full_size import FULL_SIZE
 from specter.resolve import resolve
 from tests.helpers import TINY, random_tensors
 
@@ -115,3 +116,20 @@ def test_a_checkpoint_without_tiers_gets_the_whole_card(tmp_path: Path) -> None:
     assert config.budget.tier == "card" and config.kv_capacity == 128
     assert resolve(config).num_slots == TINY.num_moe_layers * TINY.num_experts
     assert choice.capacity_for(128) == 128 and choice.capacity_for(129) == 192
+
+
+def test_a_narrow_model_gets_one_thread_and_a_wide_one_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    write_checkpoint(tmp_path, TINY, random_tensors(TINY, seed=0))
+    assert configure(Choice(str(tmp_path)), silent(), 100, GREEDY).threads == 1
+    assert [choice.useful_threads(Path("specter/models/full_size") / name) for name in FULL_SIZE] == [3, 3, 3]
+
+
+def test_a_stand_in_that_is_not_here_is_refused_but_can_be_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecterError, match="stand-in .* is not here") as caught:
+        find_model("deepseek_v2_lite", silent())
+    assert "root of the repository" in caught.value.remedy
+    assert resolve(configure(Choice("deepseek_v2_lite", "lru", "20GB"), silent(), 256, GREEDY, is_plan=True))
