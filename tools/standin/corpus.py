@@ -20,11 +20,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from specter.arguments import run_command
 from specter.errors import SpecterError
 from specter.files import write_json
-from specter.quantize.calibration import ROOT, TOKENIZER
+from specter.quantize.calibration import TOKENIZER
 from tools.standin.sources import MIN_DOCUMENT_CHARS, SOURCES, fetch_package, read_python_library, read_source
 
 SEPARATOR = "<s>"
 VALID_ONE_IN = 50
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "data" / "corpus"
 TOKENS = CORPUS / "tokens.safetensors.xz"
 

@@ -20,9 +20,9 @@ from specter.errors import SpecterError
 from specter.files import read_object, write_json
 from specter.models.checkpoint import Checkpoint
 from specter.models.spec import ModelSpec
-from specter.quantize.calibration import ROOT, TOKENIZER
+from specter.quantize.calibration import TOKENIZER
 from tools.standin.checkpoint import load_standin, save_standin
-from tools.standin.corpus import TOKENS, build_corpus, load_tokens
+from tools.standin.corpus import ROOT, TOKENS, build_corpus, load_tokens
 from tools.standin.network import Network, Weights
 from tools.standin.quality import QualityMeter, load_summary
 from tools.standin.specs import NARROW
