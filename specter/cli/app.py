@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from specter.cli.output import show_any_character
 from specter.errors import SpecterError
 
 app = typer.Typer(
@@ -117,10 +118,17 @@ def doctor_command() -> None:
 def main() -> None:
     """Runs a subcommand; what is wrong ends on one screen with exit status 2."""
     run: Callable[[], None] = app
+    for stream in (sys.stdout, sys.stderr):
+        show_any_character(stream)
     try:
         run()
     except SpecterError as error:
         errors().print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a path that may not be read
+        sys.stdout = None  # else the interpreter flushes it at exit, and fails
+        what = error.filename or "standard output"
+        errors().print(f"error: {what}: {error.strerror}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         errors().print("interrupted")

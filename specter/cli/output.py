@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 import tempfile
 from pathlib import Path
@@ -10,21 +12,26 @@ from typing import TextIO
 from rich.console import Console
 
 
+def show_any_character(stream: TextIO | None) -> None:
+    """A terminal that cannot show a character shows its code."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+
 class Output:
     """Writes pieces of a text. When the stream fails, the whole text goes to a file, and `finish` names it."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
-        if hasattr(self._stream, "reconfigure"):  # a terminal that cannot show a character shows its code
-            self._stream.reconfigure(errors="backslashreplace")
+        self._stream: TextIO | None = stream or sys.stdout  # None: closed by who called the program
+        show_any_character(self._stream)
         self._pieces: list[str] = []
-        self._error: OSError | None = None
+        self._error = OSError(errno.EBADF, "it is closed") if self._stream is None else None
 
     def write(self, piece: str) -> None:
         if not piece:
             return
         self._pieces.append(piece)
-        if self._error is None:
+        if self._stream is not None and self._error is None:
             try:
                 self._stream.write(piece)
                 self._stream.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,23 @@ def test_a_wrong_option_is_named() -> None:
         [sys.executable, "-m", "specter", "plan", "--budgets"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and "--budgets" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["plan deepseek_v2_lite", "doctor", "--help"])
+def test_an_output_that_cannot_be_written_ends_on_one_line(arguments: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "specter", *arguments.split()], stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 2 and "standard output: No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["plan deepseek_v2_lite --budget 20GB", "doctor", "--help"])
+def test_a_terminal_that_shows_ascii_alone_gets_every_screen(arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "specter", *arguments.split()], capture_output=True, text=True, check=True, timeout=120,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.stdout.isascii() and "Traceback" not in done.stderr

@@ -70,3 +70,13 @@ def test_a_terminal_that_cannot_show_a_character_shows_its_code() -> None:
     output = Output(io.TextIOWrapper(raw, encoding="ascii"))
     output.write("a 한 🙂")
     assert raw.getvalue() == b"a \\ud55c \\U0001f642"
+
+
+def test_a_closed_output_leaves_the_whole_text_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "stdout", None)
+    output, messages = Output(), io.StringIO()
+    output.write("the text")
+    output.finish(Console(file=messages, width=500))
+    found = re.search(r"it is closed.* is in (\S+)", messages.getvalue())
+    assert found and Path(found[1]).read_text(encoding="utf-8").rstrip("\n") == "the text"
