@@ -30,12 +30,16 @@ WHAT = (
 
 
 def choices(cell: pd.DataFrame) -> dict[str, Any]:
-    """Of one cell: the best single K, and the mean TPOT over data sets of it and of every choice."""
+    """Of one cell: the best single K, and the mean TPOT over data sets of it and of every choice.
+
+    A profile needs two inputs of each data set: NaN without.
+    """
     by_text = cell.pivot_table(index=["dataset", "input"], columns="depth", values="tpot_ms")
     ks = [str(k) for k in sorted(int(depth) for depth in map(str, by_text) if depth.isdigit())]
     fixed = by_text[ks]
     sums = fixed.groupby("dataset").transform("sum")
     others = (sums - fixed).idxmin(axis=1)  # the best K of the data set's other inputs
+    has_others = bool((fixed.groupby("dataset").size() > 1).all())
     profiled = pd.Series([fixed.at[text, k] for text, k in others.items()], index=fixed.index)
 
     def mean(times: pd.Series) -> float:
@@ -47,7 +51,7 @@ def choices(cell: pd.DataFrame) -> dict[str, Any]:
         "best K": best,
         "best": mean(fixed[best]),
         "paper's K": mean(fixed[paper]),
-        "profile": mean(profiled),
+        "profile": mean(profiled) if has_others else float("nan"),
         "auto": mean(by_text["auto"]),
         "oracle": mean(by_text["oracle"]),
         "texts": len(by_text),

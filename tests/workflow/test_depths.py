@@ -67,6 +67,11 @@ def test_a_profile_is_judged_on_inputs_that_it_has_not_seen() -> None:
     assert (found["auto"], found["oracle"]) == (9, 5)
 
 
+def test_one_input_of_a_data_set_makes_no_profile() -> None:
+    found = choices(rows().query("input == 0"))
+    assert np.isnan(found["profile"]) and found["best"] == (10 + 30) / 2 and found["texts"] == 2
+
+
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     path = tmp_path / "depths.json"
