@@ -13,12 +13,15 @@ READY := .venv/ready-$(shell cksum < requirements.lock | cut -d' ' -f1)
 export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: reproduce test smoke lint env clean
+.PHONY: reproduce test stress smoke lint env clean
 reproduce: $(READY)
 	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) -- all
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile
+
+stress: $(READY)
+	$(BIN)/python -m pytest -n 0 -m stress
 
 smoke: $(READY)
 	$(BIN)/snakemake --cores $(CORES) -- smoke

@@ -22,7 +22,7 @@ from specter.experts.policies.base import NextLayerPredictor, Planner
 from specter.models.base import Model, Output, Proposal, Routing, TargetPass
 from specter.records import Generation, OnCommit, PlanRecord
 from specter.rounds import FinishedRound, Window
-from specter.speculation.accept import Sampler, through_stop
+from specter.speculation.accept import Sampler, shared_len, through_stop
 from specter.speculation.depth import Depth
 from specter.timeline.base import Event, Timeline
 from specter.timeline.costs import CostModel
@@ -70,6 +70,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.lookahead = LookaheadBuffer(self._num_moe_layers, self.model.num_experts)
         self._draft_seen = 0  # positions in an own draft's KV
+        self._text: list[int] = []  # tokens whose KV the target has, between generations
         self._staged: tuple[list[Event], list[Event]] = [], []  # last uses of the halves of the staging area
         self._is_interrupted = False
         self._unrecorded: FinishedRound | None = None
@@ -86,6 +87,7 @@ class Engine:
         max_new_tokens: int,
         on_commit: OnCommit = lambda tokens: None,
         stop_ids: Collection[int] = (),
+        reuses_prefix: bool = False,
     ) -> Generation:
         """Generates `max_new_tokens` tokens after `prompt`, or fewer where a token or the caller ends the text.
 
@@ -93,6 +95,7 @@ class Engine:
             on_commit: called with the tokens of every commit, prefill's first token included.
             stop_ids: tokens that end the text, such as EOS. The first one is its last token; those that its round
                 committed behind it are dropped.
+            reuses_prefix: computes only what `prompt` does not share with the last text, whose KV is kept.
         Raises:
             SpecterError: an empty prompt, or one that does not fit the KV cache with the new tokens.
 
@@ -104,11 +107,15 @@ class Engine:
             self.timeline.drain()  # copies into slots may still be under way
             self.cache.clear()
         self._is_interrupted = True  # until this generation is complete
-        self.model.reset()
-        self._draft_seen = 0
+        kept = shared_len(self._text, prompt[:-1]) if reuses_prefix else 0
+        if kept:
+            self.model.crop(kept)
+        else:
+            self.model.reset()
+        self._text, self._draft_seen = [], min(self._draft_seen, kept)
         self._unrecorded = None
         self.depth.begin()
-        generation = self.generation = Generation(clock=self.timeline.clock, prompt_len=len(prompt))
+        generation = self.generation = Generation(self.timeline.clock, len(prompt), cached_len=kept)
         try:
             tokens = [*prompt, self._prefill(generation, prompt)]
             new_tokens, end = tokens[-1:], len(prompt) + max_new_tokens
@@ -122,7 +129,7 @@ class Engine:
             raise
         self._record()
         self.timeline.drain()  # copies of the last round's plan may be under way
-        self._is_interrupted = False
+        self._text, self._is_interrupted = tokens[:-1], False
         return generation
 
     def run_round(self, committed: list[int], remaining: int, stop_ids: Collection[int] = ()) -> list[int]:
@@ -240,10 +247,10 @@ class Engine:
         return self.model.num_layers - self.model.num_dense_layers
 
     def _prefill(self, generation: Generation, prompt: Sequence[int]) -> int:
-        """One pass over the prompt, recorded in `generation`; returns the first token."""
+        """One pass over the prompt behind its kept KV, recorded in `generation`; returns the first token."""
         begin = self._window()
         self.cache.begin_round()
-        outputs = self.target_pass(prompt, 0, num_outputs=1)
+        outputs = self.target_pass(prompt[generation.cached_len :], generation.cached_len, num_outputs=1)
         [first] = self.sampler.verify([], outputs, len(prompt))
         end = self._window()
         generation.start_ms, generation.prefill_end_ms = begin.ns / 1e6, end.ns / 1e6

@@ -114,7 +114,9 @@ class Generator:
             raise SpecterError(f"seed {sampling.seed} is out of range", f"use a seed from 0 to {MAX_SEED}")
         check_prompt(self.run.spec, self.capacity, len(prompt))
         self._model.set_sampling(self._engine, sampling)
-        return self._engine.generate(prompt, max_new_tokens, on_commit, stop_ids=stop_ids)
+        # On a device test_lossless_on_device.py has not yet shown that kept KV is bit-equal.
+        reuses = self.run.config.clock == "virtual"
+        return self._engine.generate(prompt, max_new_tokens, on_commit, stop_ids=stop_ids, reuses_prefix=reuses)
 
 
 @contextmanager

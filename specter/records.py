@@ -64,3 +64,4 @@ class Generation:
     residents: list[ExpertId] = field(default_factory=list)  # resident or loading at the first commit
     rounds: list[RoundRecord] = field(default_factory=list)
     stop_reason: StopReason | None = None  # None: interrupted
+    cached_len: int = 0  # tokens of the prompt whose KV was kept from the last generation

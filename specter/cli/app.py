@@ -107,6 +107,41 @@ def quantize_command(
     quantize(choice, errors(), method=method, calibration=calibration, with_residual=with_residual, device=device)
 
 
+@app.command("serve")
+def serve_command(
+    model: Model,
+    host: Annotated[str, typer.Option(help="Where to listen. Default: this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="SPECTER_API_KEY", help="Required of requests. Better given as the variable.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the model, in requests. Default: the checkpoint's.")] = None,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer, at most.")] = 4096,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of requests that state none.")] = 0.0,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the line; one more gets a 429.")] = 16,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="A longer body gets a 413.")] = 2**20,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds that requests have to end when the server does.")] = 30,
+    system: System = None,
+    budget: Budget = None,
+    k: Depth = None,
+    hardware: Machine = None,
+    int4: Int4 = None,
+    residual: Residual = None,
+) -> None:
+    """Serve a model through OpenAI's HTTP interface (docs/serving.md)."""
+    from specter.cli.choice import Choice
+    from specter.config import SamplingConfig
+
+    try:
+        from specter.cli.serve import Limits, serve
+    except ModuleNotFoundError as error:
+        raise SpecterError(f"serving needs {error.name}", "pip install 'specter-artifact[serve]'") from None
+    sampling = SamplingConfig("seeded", temperature=temperature) if temperature else SamplingConfig("greedy")
+    choice = Choice(model, system, budget, read_depth(k), hardware, int4, residual)
+    limits = Limits(max_waiting, max_body_bytes, grace)
+    serve(choice, host, port, sampling, limits, errors(), context=context, name=name, key=api_key)
+
+
 @app.command("doctor")
 def doctor_command() -> None:
     """Examine GPU, link, memory, disk and compiler: what this machine can run, and what to change."""

@@ -30,6 +30,12 @@ def through_stop(tokens: Sequence[int], stop_ids: Collection[int]) -> list[int]:
     return list(tokens[:end])
 
 
+def shared_len(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
+
+
 class SelectingSampler:
     """A sampler whose token is a function of (output, position)."""
 

@@ -35,6 +35,7 @@ ROOMS = (
     ("models that compute", ["specter.models.cpu", "specter.models.inflation", "specter.models.cuda"]),
     ("records on disk, probes", ["specter.results", "specter.probes", "specter.calibrate"]),
     ("generations", ["specter.generation"]),
+    ("the server", ["specter.serving"]),
     ("the command lines", ["specter.run", "specter.cli", "specter.__main__"]),
     ("baselines", ["baselines"]),
     ("benches, training of stand-ins", ["bench", "tools"]),

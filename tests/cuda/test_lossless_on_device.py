@@ -92,10 +92,13 @@ def generate(
     model: CudaModel, system: str, tier: str, sampling: str, k: int, prompt: list[int], stress_seed: int | None = None
 ) -> list[int]:
     """Tokens on the first layers."""
-    config = configure(system, tier, sampling, k, stress_seed)
-    costs = CostModel(model.model.spec, config.tile_rows, config.kv_capacity)
-    run = ResolvedRun(config, costs, buy_slots(config.model, config.budget, config.system, costs))
+    run = on_first_layers(model, configure(system, tier, sampling, k, stress_seed))
     return model.run(run, prompt, ()).generation.tokens
+
+
+def on_first_layers(model: CudaModel, config: RunConfig) -> ResolvedRun:
+    costs = CostModel(model.model.spec, config.tile_rows, config.kv_capacity)
+    return ResolvedRun(config, costs, buy_slots(config.model, config.budget, config.system, costs))
 
 
 @pytest.mark.parametrize("tier", ["high", "low"])
@@ -114,6 +117,28 @@ def test_every_policy_is_plain_decoding_under_stress(
                 if tokens != expected[index][: len(tokens)]:
                     differing.append(f"{system}, K={k}, prompt {index}, stress_seed={seed}")
     assert not differing
+
+
+@pytest.mark.parametrize("system", ["lru", "specter_deadline"])
+def test_kept_kv_is_that_of_a_whole_prefill(model: CudaModel, prompts: list[list[int]], system: str) -> None:
+    """Its passes have other numbers of rows, and other places in a tile."""
+    first, other = prompts[:2]
+    resolved = on_first_layers(model, configure(system, "low", "seeded", 8))
+    with model.serving(resolved, longest=64) as engine:
+
+        def run(prompt: list[int], *, keeps: bool) -> tuple[list[int], torch.Tensor]:
+            generation = engine.generate(prompt, NUM_TOKENS, reuses_prefix=keeps)
+            assert (generation.cached_len > 0) == keeps
+            assert model.runner is not None
+            entries = model.runner.target.cache.entries[:, : len(prompt) + NUM_TOKENS - 1].clone()
+            return generation.tokens, entries
+
+        text = first + run(first, keeps=False)[0]
+        for prompt in ([*text, *other], [*text, 5], text, [*text[:-7], *other], [*first[:3], *other]):
+            run(first, keeps=False)
+            (kept, its), (whole, expected) = run(prompt, keeps=True), run(prompt, keeps=False)
+            assert kept == whole
+            assert torch.equal(its, expected)
 
 
 def test_residual_experts_are_plain_decoding_under_stress(

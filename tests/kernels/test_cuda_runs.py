@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import torch
 
 from specter.config import BudgetConfig, RunConfig
 from specter.errors import SpecterError
@@ -149,3 +150,19 @@ def test_execution_options_change_no_token(device: CudaModel, config: RunConfig,
     result = device.run(resolve(config), PROMPT, [3, 1])
     assert device.agrees_with_plain(resolve(config), result)
     assert result.metrics["plain_copy_bytes_per_s"] > 10**7
+
+
+def test_kept_kv_is_that_of_a_whole_prefill(device: CudaModel, config: RunConfig) -> None:
+    """Its passes have other numbers of rows, and other places in a tile. See tests/lossless/test_kept_prefix.py."""
+    with device.serving(resolve(configured(config, "specter_deadline")), longest=len(PROMPT) + 8) as engine:
+        text = PROMPT + engine.generate(PROMPT, 5).tokens
+
+        def run(prompt: list[int], *, keeps: bool) -> tuple[list[int], torch.Tensor]:
+            generation = engine.generate(prompt, 3, reuses_prefix=keeps)
+            assert (generation.cached_len > 0) == keeps
+            assert device.runner is not None
+            return generation.tokens, device.runner.target.cache.entries[:, : len(prompt) + 2].clone()
+
+        (kept, its), (whole, expected) = (run([*text, 3], keeps=keeps) for keeps in (True, False))
+        assert kept == whole
+        assert torch.equal(its, expected)

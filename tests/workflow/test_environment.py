@@ -27,7 +27,7 @@ def test_environment_yml_carries_the_same_pins() -> None:
 def test_declared_ranges_admit_the_pins() -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["dev"], *extras["gpu"], *extras["paper"]]
+    declared = [*project["dependencies"], *extras["dev"], *extras["gpu"], *extras["paper"], *extras["serve"]]
     pins = lock()
     for requirement in map(Requirement, declared):
         assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
