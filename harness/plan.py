@@ -208,6 +208,7 @@ def _base(scale: Scale, experiment: Experiment, model: str, dataset: str, result
         compose([f"model={model}", f"dataset={dataset}"]),
         kv_capacity=experiment.kv_capacity,
         max_new_tokens=experiment.max_new_tokens or scale.max_new_tokens,
+        ignore_eos=scale.ignore_eos,
         warmup_tokens=scale.warmup_tokens,
         results=results,
         clock=scale.clock,

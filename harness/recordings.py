@@ -36,8 +36,9 @@ class Text:
 
 
 def texts(config: RunConfig, tokenizer: Tokenizer) -> tuple[Text, Text]:
-    """The text of a run and that of its warm-up, each of which is recorded on its own."""
-    alone = dataclasses.replace(config, warmup_tokens=0)
+    """The text of a run and that of its warm-up, each of which is recorded on its own, and beyond EOS: replays of the
+    same recording end there or not."""
+    alone = dataclasses.replace(config, warmup_tokens=0, ignore_eos=True)
     warmup = dataclasses.replace(alone, max_new_tokens=config.warmup_tokens)
     return (
         Text(alone, encode(tokenizer, prompt_text(config), config)),

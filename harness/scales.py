@@ -51,6 +51,7 @@ class Scale:
     warmup_tokens: int
     num_probe_texts: int  # held-out texts that the probe reads with the CPU's decoder; 0: recordings only
     hardware: list[str] = field(default_factory=list)  # instead of the experiments'; on the device clock, this machine
+    ignore_eos: bool = True  # of every run: the paper's fixed length
     num_repeats: int = 1  # of every run, on the device clock; the virtual one is deterministic
     others: Share | None = None  # none: every model runs all of it
 

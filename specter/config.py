@@ -136,6 +136,7 @@ class RunConfig:
     k: int | str = 16  # draft tokens per round, "auto", or "profiled": read from the model's profile, once
     k_from: str = ""  # the profile that k was read from
     max_new_tokens: int = 128
+    ignore_eos: bool = True  # the paper's fixed length; False: an end-of-sequence token of the checkpoint ends the text
     prompt_tokens: int = 16  # the prompt is cut to its first tokens; 0 keeps it whole
     prompt: str | None = None  # a text instead of the data set's input
     input: int = 0  # which input of the data set

@@ -13,6 +13,7 @@ from specter.models.base import Routing
 from specter.recording import Recording
 from specter.records import Generation, RoundRecord
 from specter.resolve import ResolvedRun
+from specter.speculation.accept import through_stop
 
 Metrics = dict[str, Any]  # values: numbers, strings, booleans, None
 
@@ -47,6 +48,20 @@ def distinct_4grams(tokens: Sequence[int]) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
+def acceptance(records: Sequence[RoundRecord], num_tokens: int) -> float | None:
+    """Accepted drafts / examined drafts (the accepted ones and the first rejected one of a round) of the first
+    `num_tokens` of a text, prefill's included; None without a draft."""
+    accepted = examined = 0
+    left = num_tokens - 1
+    for record in records:
+        new_len = min(record.new_len, left)
+        accepted_len = min(record.accepted_len, new_len)
+        accepted += accepted_len
+        examined += accepted_len + (accepted_len < min(record.draft_len, new_len))
+        left -= new_len
+    return accepted / examined if examined else None
+
+
 def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAccess] | None) -> Metrics:
     """Metrics of a generation. Rates and shares are over the decoding rounds, prefill left out.
 
@@ -58,17 +73,21 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
     decode_floor_ms: the least time of decoding every expert used, by the cost model; 0 for 16-bit experts.
     num_overlap_plans: plans at the end of an adaptive chunk (three_phase). first_chunk_len: draft tokens that the
     copies of a round's first plan were estimated to take.
-    acceptance: accepted drafts / examined drafts (the accepted ones and the first rejected one of a round).
+    num_tokens_to_eos: new tokens up to the first end-of-sequence token, itself included; None without one.
+    acceptance, acceptance_to_eos: of all tokens; of those up to EOS.
 
     Args:
         rounds: None if the routing stayed on the device; the metrics are then times alone.
     """
     records, num_slots, costs, hardware = generation.rounds, run.num_slots, run.costs, run.config.hardware
+    to_eos = through_stop(generation.tokens, run.eos_ids)
     metrics: Metrics = {
         "clock": generation.clock,
         "num_prompt_tokens": generation.prompt_len,
         "num_new_tokens": len(generation.tokens),
         "num_rounds": len(records),
+        "stop_reason": generation.stop_reason,
+        "num_tokens_to_eos": len(to_eos) if to_eos[-1] in run.eos_ids else None,
         "ttft_ms": generation.prefill_end_ms - generation.start_ms,
         "prefill_bytes": generation.prefill_bytes,
         "distinct_4grams": distinct_4grams(generation.tokens),
@@ -99,7 +118,6 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
     if rounds is None:
         return metrics
     drafted, accepted, prefetched = total("draft_len"), total("accepted_len"), total("num_prefetched")
-    examined = accepted + sum(record.accepted_len < min(record.draft_len, record.new_len) for record in records)
     plans = [plan for record in records for plan in record.plans]
     hits, late, misses = total("num_hits"), total("num_late_hits"), total("num_misses")
     num_bytes, link_busy_ms, need_ms = _link_bytes(records), total("link_busy_ms"), total("need_ms")
@@ -109,7 +127,8 @@ def summarize(run: ResolvedRun, generation: Generation, rounds: Sequence[RoundAc
         "draft_ms": sum(record.draft_end_ms - record.start_ms for record in records),
         "num_drafted": drafted,
         "num_accepted": accepted,
-        "acceptance": accepted / examined if examined else None,
+        "acceptance": acceptance(records, len(generation.tokens)),
+        "acceptance_to_eos": acceptance(records, len(to_eos)),
         "mean_accepted_len": accepted / len(records) if drafted else None,
         "union_mean": float(np.mean([record.union_mean for record in records])),
         "num_hits": hits,

@@ -17,6 +17,7 @@ from specter.models.full_size import FULL_SIZE
 from specter.models.hub_config import read_spec
 from specter.models.spec import ExpertId, ModelSpec
 from specter.speculation.drafts import DRAFTS
+from specter.text.tokenizer import eos_ids
 from specter.timeline.costs import CostModel
 from specter.timeline.payload import Blobs, Slots
 
@@ -29,6 +30,7 @@ class ResolvedRun:
     costs: CostModel
     slots: Slots
     blobs: Blobs | None = None  # of a codec that decodes
+    eos_ids: frozenset[int] = frozenset()  # of the checkpoint, whether or not they end the text
 
     @property
     def spec(self) -> ModelSpec:
@@ -38,6 +40,11 @@ class ResolvedRun:
     @property
     def num_slots(self) -> int:
         return self.slots.num
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end the text."""
+        return frozenset() if self.config.ignore_eos else self.eos_ids
 
     @property
     def bits_per_weight(self) -> float:
@@ -65,17 +72,31 @@ def resolve(config: RunConfig, blobs: Blobs | None = None) -> ResolvedRun:
     Args:
         blobs: of the full-size model; by default as its residual directory or `payload_bits` states them.
     Raises:
-        SpecterError: an unknown `charged_as` or budget tier, a budget below two slots, or no residual directory.
+        SpecterError: an unknown `charged_as` or budget tier, a budget below two slots, no residual directory, or no EOS
+            to honour.
         DoesNotFit: the memory policy leaves this system fewer than two slots.
     """
-    costs = build_costs(config)
+    costs, eos = build_costs(config), _eos_ids(config)
     if not config.decodes:
-        return ResolvedRun(config, costs, buy_slots(config.model, config.budget, config.system, costs))
+        slots = buy_slots(config.model, config.budget, config.system, costs)
+        return ResolvedRun(config, costs, slots, eos_ids=eos)
     blobs = blobs or read_blobs(config, costs.spec)
     costs = replace(costs, coded_bytes=round(blobs.mean_bytes))
     slots = buy_slots(config.model, config.budget, config.system, costs, blobs)
     link_bytes = blobs.link_bytes(slots.num_bytes)
-    return ResolvedRun(config, replace(costs, coded_bytes=round(sum(link_bytes) / len(link_bytes))), slots, blobs)
+    costs = replace(costs, coded_bytes=round(sum(link_bytes) / len(link_bytes)))
+    return ResolvedRun(config, costs, slots, blobs, eos)
+
+
+def _eos_ids(config: RunConfig) -> frozenset[int]:
+    found = eos_ids(Path(config.model.checkpoint))
+    if not config.ignore_eos and not found:
+        raise SpecterError(
+            f"ignore_eos=false, and neither config.json nor generation_config.json in {config.model.checkpoint} has an "
+            "eos_token_id",
+            "set ignore_eos=true, or add the checkpoint's generation_config.json",
+        )
+    return found
 
 
 def build_costs(config: RunConfig) -> CostModel:

@@ -48,6 +48,8 @@ def summary(config: RunConfig, result: RunResult) -> Table:
     table.add_row("x floor_trace", number("over_floor_trace"), "x floor_ideal", number("over_floor_ideal"))
     table.add_row("acceptance", number("acceptance", digits=4), "accepted a round", number("mean_accepted_len"))
     hits = f"{metrics.get('num_hits')} / {metrics.get('num_late_hits')} / {metrics.get('num_misses')}"
+    length = f"{metrics['num_new_tokens']}, ended by {metrics['stop_reason']}"
+    table.add_row("new tokens", length, "acceptance to EOS", number("acceptance_to_eos", digits=4))
     table.add_row("hits / late / misses", hits, "experts a layer, distinct", number("union_mean"))
     table.add_row("link bytes", f"{metrics.get('link_bytes', 0) / 1e9:.2f} GB", "link busy", number("link_busy_frac"))
     table.add_row("stall", number("stall_ms", " ms"), "distinct 4-grams", number("distinct_4grams"))

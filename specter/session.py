@@ -50,7 +50,8 @@ def run_input(
 ) -> RunResult:
     """Runs `prompt` on a fresh engine whose cache the warm-up has filled, outside the timing.
 
-    Every input starts from the same cache contents and recency, because each starts from the same warm-up.
+    Every input starts from the same cache contents and recency, because each starts from the same warm-up, which EOS
+    does not end.
 
     Args:
         backend: see `build_engine`.
@@ -71,7 +72,7 @@ def run_input(
     warmup = None
     if run.config.warmup_tokens:
         warmup = recorder.finish(engine.generate(warmup_prompt, run.config.warmup_tokens, on_commit), {})
-    generation = engine.generate(prompt, run.config.max_new_tokens, on_commit)
+    generation = engine.generate(prompt, run.config.max_new_tokens, on_commit, run.stop_ids)
     if measured is not None:
         run = replace(run, config=replace(run.config, hardware=measured(generation)))
     result = _result(run, engine, recorder.finish(generation, {}), warmup)
@@ -162,7 +163,7 @@ class Replayer:
         recording, warmup = (with_routes(one, run) for one in (recording, warmup))
         model = ReplayModel([recording, warmup], run.spec.num_dense_layers, run.spec.num_experts)
         engine = self._engine(run, model, warmup.prompt).fork(model)
-        engine.generate(recording.prompt, run.config.max_new_tokens)
+        engine.generate(recording.prompt, run.config.max_new_tokens, stop_ids=run.stop_ids)
         return _result(run, engine, Recording(model.played, recording.meta), warmup)
 
     def _engine(self, run: ResolvedRun, model: ReplayModel, prompt: list[int]) -> Engine:

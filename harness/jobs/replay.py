@@ -18,6 +18,7 @@ from specter.recording import Recording
 from specter.resolve import ResolvedRun, resolve
 from specter.results import run_id, write_misfit, write_run
 from specter.session import Replayer, RunResult
+from specter.speculation.accept import through_stop
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def main(options: Options) -> None:
             if (same := same_replay(run)) not in known:
                 known[same] = replayer.replay(run, *loaded[key])
             result = known[same]
-            result.metrics["agrees_with_plain"] = result.generation.tokens == loaded[key.plain][0].tokens
+            plain = through_stop(loaded[key.plain][0].tokens, run.stop_ids)
+            result.metrics["agrees_with_plain"] = result.generation.tokens == plain
             write_run(directory, config, result, notes)
     print(f"{len(configs)} runs, {len(known)} replays")
 

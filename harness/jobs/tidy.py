@@ -73,6 +73,7 @@ def settings(directory: Path) -> Row:
         "repeat": config["repeat"],
         "prompt_tokens": config["prompt_tokens"],
         "max_new_tokens": config["max_new_tokens"],
+        "ignore_eos": config["ignore_eos"],
         "execution": ExecutionConfig(**config["execution"]).label or "default",
         **config["execution"],
         **{key: env[key] for key in PROVENANCE if key in env},

@@ -49,6 +49,13 @@ def _num_texts(frame: pd.DataFrame) -> str:
     return f"{_num_datasets(frame)} × {counted(num_inputs, 'input')}"
 
 
+def length_line(frame: pd.DataFrame) -> str:
+    """The length of texts, and whether EOS ends them; runs without the column are older, and none ended there."""
+    ignores = bool(frame["ignore_eos"].all()) if "ignore_eos" in frame else True
+    length = frame["max_new_tokens"].max()
+    return f"{length} new tokens, EOS ignored" if ignores else f"at most {length} new tokens, ended by EOS"
+
+
 def provenance(frame: pd.DataFrame) -> str:
     """Clock, hardware, checkpoint, sampling, lengths and number of inputs of a table of runs."""
     prompts = ", ".join("whole" if n == 0 else f"first {n} tokens" for n in sorted(frame["prompt_tokens"].unique()))
@@ -63,7 +70,7 @@ def provenance(frame: pd.DataFrame) -> str:
         f"experts: {' and '.join(title('codec', name) for name in codecs)}",
         " and ".join(sampling_title(frame, name) for name in sorted(frame["sampling"].unique())),
         f"prompts: {prompts}",
-        f"{frame['max_new_tokens'].max()} new tokens",
+        length_line(frame),
         f"{per_model(frame, _num_texts)} × {repeats}",
     ]
     return "; ".join(parts)
@@ -221,7 +228,7 @@ def device_texts(frame: pd.DataFrame) -> list[str]:
         parts.append(f"{sampling} {low:.0%}" + ("" if low == high else f" to {high:.0%}"))
     one = frame.iloc[0]
     return [
-        f"{device_line(frame)}; {one['prompt_tokens']}-token prompts, {one['max_new_tokens']} new tokens, {texts}.",
+        f"{device_line(frame)}; {one['prompt_tokens']}-token prompts, {length_line(frame)}, {texts}.",
         "Equal slots (same_experts): the draft's INT4 experts come on top of them, and LRU gets no slots for them. "
         f"Distinct 4-grams: {', '.join(parts)} (below {LOOPING:.0%} a text loops).",
     ]

@@ -11,7 +11,7 @@ from harness.plan import compose
 from specter.config import SystemConfig
 from specter.floors import RoundAccess
 from specter.memory import device_bytes
-from specter.metrics import distinct_4grams, summarize
+from specter.metrics import acceptance, distinct_4grams, summarize
 from specter.models.full_size import FULL_SIZE
 from specter.records import Generation, RoundRecord
 from specter.resolve import ResolvedRun
@@ -57,6 +57,22 @@ def metrics(*rounds: RoundRecord) -> dict[str, Any]:
     config = replace(compose(), system=SPECTER, hardware=MACHINE)
     run = ResolvedRun(config, CostModel(TINY, tile_rows=16, kv_capacity=64), Slots(12, 1))
     return summarize(run, generation(*rounds), accesses)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"),
+    [
+        (1, None),  # prefill's token
+        (2, 1 / 1),
+        (3, 2 / 2),
+        (4, 2 / 3),  # the bonus token shows the rejection
+        (5, 3 / 4),
+        (8, 6 / 7),
+        (9, 6 / 7),  # all four accepted, and the bonus token
+    ],
+)
+def test_acceptance_up_to_a_token(num_tokens: int, expected: float | None) -> None:
+    assert acceptance([ROUND, SECOND], num_tokens) == expected
 
 
 def test_times_rates_and_shares() -> None:

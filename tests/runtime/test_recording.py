@@ -91,6 +91,16 @@ def test_a_dense_recording_serves_any_sequence_of_depths(lens: list[int]) -> Non
     assert [one.tokens for one in model.played] == [one.tokens for one in recorder.finish(generation, {}).passes]
 
 
+@pytest.mark.parametrize("draft_len", [0, 4])
+@pytest.mark.parametrize("stop", range(10))
+def test_a_recording_that_went_on_replays_to_a_stop_token(stop: int, draft_len: int) -> None:
+    live = make_engine(FakeModel(sometimes), 12, draft_len).generate(PROMPT, 30, stop_ids={stop})
+    for recording in (dense(16), record(draft_len)[1]):
+        engine = make_engine(FakeModel(), 12, draft_len)
+        engine.model = ReplayModel([recording], TINY.num_dense_layers, TINY.num_experts)
+        assert engine.generate(PROMPT, 30, stop_ids={stop}) == live
+
+
 def test_a_dense_recording_refuses_a_longer_draft() -> None:
     with pytest.raises(SpecterError, match="not recorded: draft step 4"):
         replay(dense(4), 5)

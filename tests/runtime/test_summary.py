@@ -161,7 +161,7 @@ def generation(*records: RoundRecord) -> Generation:
     tokens = list(range(1 + sum(record.new_len for record in records)))
     return Generation(
         "virtual", 1, tokens, start_ms=0.002, prefill_end_ms=0.032116, prefill_bytes=768, rounds=list(records),
-        residents=RESIDENTS,
+        residents=RESIDENTS, stop_reason="length",
     )  # fmt: skip
 
 
@@ -198,6 +198,8 @@ PREFILL = {
     "ttft_ms": 0.032116 - 0.002,
     "prefill_bytes": 768,
     "distinct_4grams": 1.0,
+    "stop_reason": "length",
+    "num_tokens_to_eos": None,
     "num_slots": 6,
     "fits_budget": True,
     "experts_per_layer": 3.0,
@@ -217,6 +219,7 @@ METRICS = {
     "num_drafted": 5,
     "num_accepted": 4,
     "acceptance": 4 / 5,  # all of round 1 and the two examined in round 2
+    "acceptance_to_eos": 4 / 5,  # all of round 1 and the two examined in round 2
     "mean_accepted_len": 2.0,
     "union_mean": 4.0,
     "num_hits": 5,
@@ -260,7 +263,14 @@ def test_a_round_that_moves_and_drafts_nothing_has_no_rates_of_either() -> None:
         num_prefetched_used=0, link_busy_ms=0.0, need_ms=0.0,
     )  # fmt: skip
     found = summary(quiet)
-    without = ("acceptance", "mean_accepted_len", "frac_prefetched_used", "link_busy_in_need_frac", "link_bytes_per_s")
+    without = (
+        "acceptance",
+        "acceptance_to_eos",
+        "mean_accepted_len",
+        "frac_prefetched_used",
+        "link_busy_in_need_frac",
+        "link_bytes_per_s",
+    )
     assert {key: found[key] for key in without} == dict.fromkeys(without)
     assert found["tpot_after_first_round_ms"] is None
     assert (found["link_bytes"], found["link_busy_frac"]) == (0, 0.0)

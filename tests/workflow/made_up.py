@@ -26,9 +26,9 @@ PER_LAYER = {"high": 16.0, "low": 4.0, "card": 31.0}
 SETTINGS: dict[str, Any] = {
     "model": "deepseek_v2_lite", "checkpoint_kind": "standin", "budget": "high", "policy": "same_bytes",
     "sampling": "greedy", "temperature": 1.0, "hardware": "a100_40gb_pcie4", "dataset": "gsm8k", "input": 0, "k": 16,
-    "repeat": 0, "prompt_tokens": 16, "max_new_tokens": 128, "clock": "virtual", "distinct_4grams": 1.0,
-    "fits_budget": True, "fits_device": True, "fits_without_offloading": True, "assumes_residents": False,
-    "codec": "bf16", "charged_bits": 0.0, "is_auto": False, "execution": "default",
+    "repeat": 0, "prompt_tokens": 16, "max_new_tokens": 128, "ignore_eos": True, "clock": "virtual",
+    "distinct_4grams": 1.0, "fits_budget": True, "fits_device": True, "fits_without_offloading": True,
+    "assumes_residents": False, "codec": "bf16", "charged_bits": 0.0, "is_auto": False, "execution": "default",
 }  # fmt: skip
 
 

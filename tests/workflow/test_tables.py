@@ -142,6 +142,11 @@ def test_caveats_name_a_looping_text_and_a_model_that_fits(runs: pd.DataFrame) -
     assert "2 data sets × 2 inputs" in provenance(runs)
 
 
+def test_every_footer_says_whether_eos_ends_a_text(runs: pd.DataFrame) -> None:
+    assert "; 128 new tokens, EOS ignored; " in provenance(runs)
+    assert "; at most 128 new tokens, ended by EOS; " in provenance(runs.assign(ignore_eos=False))
+
+
 def test_whiskers_reach_from_the_least_to_the_greatest_input() -> None:
     rows = pd.DataFrame({"a": [2.0, 5.0], "least": [1.0, 5.0], "greatest": [4.0, 5.0]})
     np.testing.assert_array_equal(whiskers(rows, "a"), [[1.0, np.nan], [2.0, np.nan]])

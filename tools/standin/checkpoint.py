@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specter.errors import SpecterError
+from specter.files import write_json
 from specter.models.checkpoint import Checkpoint, write_checkpoint
 from specter.models.spec import ModelSpec
 from tools.standin.network import MODEL, Weights, hub_names
@@ -31,7 +32,9 @@ def from_hub(state: Mapping[str, Tensor], spec: ModelSpec) -> Weights:
 
 
 def save_standin(weights: Weights, spec: ModelSpec, folder: Path) -> None:
-    """Writes config.json and the int8-coded model.safetensors."""
+    """Writes config.json, the int8-coded model.safetensors, and generation_config.json: token 0 starts every document
+    of the corpus, so it ends the one before."""
+    write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 0})
     write_checkpoint(
         folder, spec, {name: tensor.detach().cpu() for name, tensor in to_hub(weights, spec).items()}, int8=True
     )
