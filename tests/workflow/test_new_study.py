@@ -45,7 +45,8 @@ def test_a_new_experiment_is_two_files_and_its_name_in_a_scale(checkout: Checkou
     (checkout.root / "conf/experiment/toy.yaml").write_text(yaml.safe_dump(experiment | {"name": "toy"}))
     (checkout.root / "harness/studies/toy.py").write_text(STUDY)
     scale = checkout.root / "conf/scale/smoke.yaml"
-    scale.write_text(scale.read_text().replace("experiments: [main,", "experiments: [main, toy,"))
+    values = yaml.safe_load(scale.read_text())
+    scale.write_text(yaml.safe_dump(values | {"experiments": [*values["experiments"], "toy"]}))
     planned = checkout.snakemake("-n", "--", "smoke")
     for path in ("figures/smoke/toy.png", "paper_tables/smoke/toy.csv", "results/smoke/toy/deepseek_v2_lite/gsm8k"):
         assert path in planned
