@@ -32,8 +32,8 @@ Residual = Annotated[Path | None, typer.Option(help="Directory of the residual e
 
 
 def errors() -> Console:
-    """Where messages go, so that standard output has the text alone."""
-    return Console(stderr=True, highlight=False)
+    """Where messages go, so that standard output has the text alone. Brackets in a path or a text are no markup."""
+    return Console(stderr=True, highlight=False, markup=False)
 
 
 def read_depth(text: str | None) -> int | str | None:
@@ -86,7 +86,7 @@ def plan_command(
     from specter.cli.plan import plan
 
     choice = Choice(model, system, budget, None, hardware, int4, residual)
-    plan(choice, context, acceptance, Console(highlight=False))
+    plan(choice, context, acceptance, Console(highlight=False, markup=False))
 
 
 @app.command("quantize")

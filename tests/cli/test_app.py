@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from specter.cli import app as command
 from specter.cli import generate
-from specter.cli.choice import Choice
+from specter.cli.choice import Choice, find_model, find_system
 from specter.cli.generate import Settings
 from specter.errors import SpecterError
+from specter.models.checkpoint import write_checkpoint
+from tests.helpers import TINY, random_tensors
 from tests.runtime.test_prompts_on_the_command_line import TEXTS
 
 
@@ -113,3 +115,11 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_screen(arguments: str) -> 
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.stdout.isascii() and "Traceback" not in done.stderr
+
+
+def test_brackets_in_a_path_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "a[" / "b][red]"  # [/b] would end a style that was never begun
+    write_checkpoint(directory, TINY, random_tensors(TINY, seed=0))
+    find_system(None, find_model(str(directory), command.errors()), command.errors())
+    assert str(directory) in capsys.readouterr().err.replace("\n", "")
+    run("plan", str(directory))

@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,18 @@ def test_a_text_is_streamed_and_cut_before_a_stop_string(
     text = run()
     word = text.split()[2]
     assert text and run(stops=[word]) == text[: text.index(word)]
+
+
+@pytest.mark.parametrize("model", ["deepseek_v2_lite", "phi3_5_moe", "qwen1_5_moe"])
+def test_a_stand_in_streams_within_three_seconds_after_loading(model: str) -> None:
+    """Of this thread's own time: other work of the machine does not count."""
+    directory, console = STANDIN.parent / model, Console(file=io.StringIO())
+    tokenizer = load_tokenizer(STANDIN.parent / "tokenizer.json", read_spec(directory).vocab)
+    times: list[float] = []
+    with opened(resolve(configure(Choice(str(directory), "lru"), console, 64, GREEDY)), console, 32) as generator:
+        start = time.thread_time()
+        generator.generate(tokenizer.encode(PROMPT), 4, on_commit=lambda tokens: times.append(time.thread_time()))
+    assert len(times) == 4 and times[0] - start < 3
 
 
 def test_the_command_generates_from_a_wheel_outside_the_repository(tmp_path: Path) -> None:
