@@ -270,8 +270,10 @@ def _check_codec(config: RunConfig) -> None:
 
 def _check_system(config: RunConfig) -> None:
     system, max_k = config.system, config.max_len
-    if isinstance(config.depth, str) and not config.is_auto:
-        raise SpecterError(f"k={config.depth!r} is not a depth", f"give a number, k={AUTO} or k={PROFILED}")
+    # A k that a system without a draft does not read is checked, too.
+    stated = config.k if isinstance(config.k, str) and config.k not in (AUTO, PROFILED) else config.depth
+    if isinstance(stated, str) and stated != AUTO:
+        raise SpecterError(f"k={stated!r} is not a depth", f"give a number, k={AUTO} or k={PROFILED}")
     if system.speculative and not 1 <= config.draft_len <= max_k:
         raise SpecterError(
             f"k={config.draft_len} is outside 1..{max_k} (K+1 positions must fit {MAX_VERIFY_TILES} tiles of "
