@@ -75,7 +75,7 @@ def draw_clock(data: pd.DataFrame) -> Grid:
             scatter.scatter(part["measured_tpot_ms"], part["charged_tpot_ms"], s=11, color=shade, lw=0, marker=marker)
             strip.scatter(part["ratio"], [row] * len(part), s=11, color=shade, lw=0, marker=marker, zorder=5)
         mark(strip, row, mine["ratio"].median(), half=0.3, upright=True)
-    _draw_diagonal(scatter, data["measured_tpot_ms"])
+    draw_diagonal(scatter, data["measured_tpot_ms"])
     for model, marker in zip(shown, MARKERS, strict=False):
         scatter.scatter([], [], s=11, color="#555555", lw=0, marker=marker, label=title("model", model))
     scatter.set_xlabel("measured TPOT (ms per token)")
@@ -88,7 +88,7 @@ def draw_clock(data: pd.DataFrame) -> Grid:
     return grid
 
 
-def _draw_diagonal(panel: Axes, times: pd.Series) -> None:
+def draw_diagonal(panel: Axes, times: pd.Series) -> None:
     """Logarithmic axes with the line on which both clocks agree."""
     line = np.array([times.min() * 0.8, times.max() * 1.25])
     panel.plot(line, line, color=PAPER, lw=0.8)

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: tokenizer.json, with what tokenizer_config.json adds to it (docs/decisions/0017)."""
+"""The tokenizer of a checkpoint: tokenizer.json, with what tokenizer_config.json adds to it (docs/decisions/0018)."""
 
 from __future__ import annotations
 

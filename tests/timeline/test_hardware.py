@@ -106,7 +106,7 @@ def test_bad_values(change: dict[str, object], named: str) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(SpecterError, match="a100_40gb_pcie4, h200_pcie5"):
+    with pytest.raises(SpecterError, match="a100_40gb_pcie4, h200_fitted"):
         load_typed(Hardware, PROFILES / "a100.yaml")
     other = tmp_path / "other.yaml"
     other.write_text(A100.read_text())

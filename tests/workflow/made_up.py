@@ -143,7 +143,7 @@ def one(data: pd.DataFrame, **settings: Any) -> Mapping[str, Any]:
 
 
 def ink(figure: Figure) -> np.ndarray:
-    """All numbers that a figure draws: sizes of bars, points of lines, corners of areas and whiskers; sorted."""
+    """All numbers that a figure draws: sizes of bars, points of lines, corners of areas and whiskers, cells; sorted."""
     found: list[float] = []
     for axes in figure.axes:
         for patch in axes.patches:
@@ -153,6 +153,8 @@ def ink(figure: Figure) -> np.ndarray:
         for collection in axes.collections:
             found += [float(x) for path in collection.get_paths() for x in np.asarray(path.vertices).ravel()]
             found += list(np.asarray(collection.get_offsets()).ravel())
+            if (cells := collection.get_array()) is not None:  # of a heat map
+                found += list(np.asarray(cells, float).ravel())
     numbers = np.array(found)
     return np.sort(numbers[np.isfinite(numbers)])
 

@@ -14,6 +14,7 @@ import pytest
 from harness import catalogue
 from harness.catalogue import FIGURES, TABLES
 from harness.plotting.frames import Frames, read
+from harness.studies import device_validation
 from harness.studies.device_ablation import CHOICES
 from harness.studies.device_families import LATENCIES, OFFLOADED
 from specter.errors import SpecterError
@@ -236,6 +237,31 @@ def test_the_clock_is_charged_over_measured() -> None:
     assert "median 1.00, 0.80 to 1.10" in footer
 
 
+def test_the_validation_counts_same_texts_of_models_that_were_not_fitted() -> None:
+    named = {"k": 0, "budget": "low", "sampling": "seeded", "gpu": "Test GPU", "commit": "abc", "hardware": "fitted",
+             "measured_bytes_per_token": 100.0, "charged_bytes_per_token": 101.0}  # fmt: skip
+    rows = (  # model, system, text, same, measured, charged, before, distinct 4-grams
+        ("deepseek_v2_lite", "lru", "prose", True, 10.0, 10.0, 9.0, 1.0),
+        ("qwen1_5_moe", "lru", "prose", True, 10.0, 11.0, 8.0, 1.0),
+        ("qwen1_5_moe", "specter", "prose", True, 12.0, 10.8, 12.0, 0.5),
+        ("qwen1_5_moe", "specter", "gsm8k", True, 10.0, 9.8, 9.0, 1.0),
+        ("qwen1_5_moe", "lru", "gsm8k", False, 10.0, 50.0, 50.0, 1.0),
+    )
+    keys = ("model", "system", "dataset", "same_text", "measured_tpot_ms", "charged_tpot_ms", "before_tpot_ms",
+            "distinct_4grams")  # fmt: skip
+    frame = pd.DataFrame([named | dict(zip(keys, row, strict=True)) for row in rows])
+    frame["fitted"] = frame["model"] == "deepseek_v2_lite"
+    data = made("validation", {"validation": frame})
+    assert data["ratio"].tolist() == pytest.approx([1.0, 1.1, 0.9, 0.98])  # not the other text
+    assert device_validation.errors(data) == pytest.approx((0.1, 0.1))
+    assert device_validation.errors(data, "before_ratio") == pytest.approx((0.1, 0.2))
+    assert device_validation.wrong_orders(data) == (1, 1)  # LRU is faster by 20 %, and predicted slower
+    assert data["loops"].tolist() == [False, False, True, False]
+    mine = one(TABLES["device.validation"].build({"validation": frame}).frame, model="Qwen1.5-MoE", system="Specter")
+    assert (mine["texts"], mine["that loop"], mine["least"]) == ("2", "1", pytest.approx(0.9))
+    assert mine["bytes, predicted over measured"] == pytest.approx(1.01)
+
+
 def test_the_committed_records_fill_every_figure_and_table() -> None:
     for studies in (FIGURES, TABLES):
         filled = {name for machine in RECORDS.parent.iterdir() for name in catalogue.of_device(studies, machine)}
@@ -273,6 +299,6 @@ def test_a_damaged_record_is_named(tmp_path: Path, name: str, content: str) -> N
 
 def test_provenance_is_kept_for_every_table() -> None:
     listed = json.loads((RECORDS / "provenance.json").read_text())
-    assert {entry["table"] for entry in listed} == {"systems", "rivals", "families", "clock"}
+    assert {entry["table"] for entry in listed} == {"systems", "rivals", "families", "clock", "validation"}
     for entry in listed:
         assert all(entry[key] for key in ("gpu", "driver_version", "torch", "triton", "commit", "source_sha256"))

@@ -100,6 +100,7 @@ def frames_of(name: str) -> Frames:
         "everything_fits": lambda: pd.concat([
             residual_runs(budget=("card",)), runs(("resident",), sampling=SAMPLINGS, budget=("card",))
         ]),
+        "what_if": lambda: residual_runs(hardware=("a100_12gbps", "rtx4090_ddr4")),
         "probe": probe,
         "fidelity": fidelity,
         "lanes": lanes,
@@ -292,6 +293,24 @@ def test_residual_systems_are_shown_at_their_best_depth() -> None:
     ]  # fmt: skip
     spread = f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as LRU (mean {fmean(ratios):.2f})"
     assert spread in residual.finding(frames)
+
+
+def test_the_map_names_the_fastest_system_of_each_cell_and_its_lead() -> None:
+    data, frames = data_of("what_if")
+    frame = frames["what_if"]
+    assert len(data) == 2 * 2 * 2 * 2  # text, experts, machine, budget
+    where = {"hardware": "rtx4090_ddr4", "budget": "low", "sampling": "seeded"}
+    for side, codecs in (("16-bit experts", ("bf16",)), ("residual, too", ("bf16", "residual"))):
+        systems = sorted({name for codec in codecs for name in values(frame, "system", codec=codec)})
+        times = sorted((macro(frame, "tpot_ms", system=name, **where), name) for name in systems)
+        row = one(data, side=side, **where)
+        assert (row["system"], row["tpot_ms"]) == (times[0][1], pytest.approx(times[0][0]))
+        assert row["lead"] == pytest.approx(times[1][0] / times[0][0])
+    table = one(TABLES["what_if"].build(frames).frame, system="LRU", budget="low",
+                hardware="RTX 4090, DDR4 desktop", sampling="seeded")  # fmt: skip
+    fastest = min(macro(frame, "tpot_ms", system=name, **where) for name in set(values(frame, "system")))
+    lru = macro(frame, "tpot_ms", system="lru", **where)
+    assert (table["TPOT (ms)"], table["× the fastest"]) == pytest.approx((lru, lru / fastest))
 
 
 def test_the_ablation_divides_each_step_by_the_next() -> None:
