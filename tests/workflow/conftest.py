@@ -66,7 +66,8 @@ class Checkout:
         """Replaces the links to the packages by copies, which a test can change."""
         for name in ("specter", "harness", "baselines"):
             (self.root / name).unlink()
-            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, self.root / name, symlinks=True, ignore=ignore)  # conf/ is linked to
 
     def pretend_to_run(self, target: str) -> None:
         """Runs `target` with jobs that only create their outputs, so that Snakemake takes note of them."""
