@@ -15,8 +15,8 @@ OTHER_COLOUR = "#555555"
 ORDER = {
     "system": (
         "specter_plus", "specter", "specter_deadline", "specter_deadline_residual", "specter_no_prefetch", "specmoeoff",
-        "specmoeoff_tuned", "mixtral_offloading", "mixtral_speculative_loading", "lru", "lru_residual",
-        "lru_next_gate", "on_demand", "resident",
+        "specmoeoff_tuned", "specmoeoff_no_plans", "mixtral_offloading", "mixtral_speculative_loading", "lru",
+        "lru_residual", "lru_next_gate", "on_demand", "resident",
     ),
     "dataset": ("gsm8k", "humaneval", "hub_gsm8k", "hub_humaneval", "hub_wikitext2", "hub_gpqa", "hub_c4"),
     "hardware": ("a100_40gb_pcie4", "a100_12gbps", "h200_pcie5", "rtx4090_ddr4"),

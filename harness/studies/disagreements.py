@@ -21,13 +21,25 @@ DEPTH = (
     "a verification, so a deeper round saves link time as long as its drafts are accepted."
 )
 PREFETCH = (
-    "The paper's prefetch gains 5 %; here the published planner costs time in most cells, because it plans once a "
-    "round, evicts residents that the round needs, and makes verification wait for its last copy."
+    "The paper's prefetch gains 5 %; here the published planner costs time in most cells, because what it "
+    "copies ahead displaces residents that the same verification needs; on the looping text of the H200 its wait for "
+    "the last copy costs as well."
 )
 KERNEL = (
     "Without its fused kernel the paper's system takes 36 ms more per token, and so about as much more per draft step; "
     "the same INT4 kernels launched once per expert take half a millisecond more per step, so their fusion is worth "
     "next to nothing while copies bound a round, and only experts in plain torch cost as much as the paper's."
+)
+PLANNER = (
+    "The paper's planner relies on the draft's predictions and on hiding copies behind the draft; here perfect "
+    "predictions gain next to nothing and wrong ones cost. An earlier plan gains or changes nothing and a later one "
+    "costs, because a later plan names more experts, and each copy displaces one that the same verification may need; "
+    "on the virtual clock the wait for the last copy costs nothing, since the link is what a round waits for."
+)
+OVERLAP = (
+    "The paper's Prefetch Overlap plans several times a round; at its own residents and K the planner plans once here, "
+    "because the first plan's copies are estimated to outlast the draft (high tier) or because the first tokens name "
+    "as many experts as a layer holds (low tier); it plans again only where half of a layer or more is resident."
 )
 UNFUSED = (
     "The paper's unfused INT4 is faster than 16 bits, and fused INT4 faster still; so are our kernels launched once "

@@ -19,7 +19,7 @@ METRICS = (
     "num_misses", "hit_rate", "bytes_per_token", "link_busy_frac", "stall_ms", "over_floor_trace", "over_floor_ideal",
     "bits_per_weight", "decode_floor_ms", "device_total_bytes", "floor_ideal_ms", "floor_trace_ms", "acceptance",
     "mean_accepted_len", "num_prompt_tokens", "num_rounds", "num_drafted", "num_prefetched", "draft_ms", "link_bytes",
-    "link_bytes_per_s", "frac_prefetched_used",
+    "link_bytes_per_s", "frac_prefetched_used", "num_plans", "num_overlap_plans", "first_chunk_len",
     *(f"device_{part}_bytes" for part in PARTS),
 )  # fmt: skip
 PER_LAYER = {"high": 16.0, "low": 4.0, "card": 31.0}

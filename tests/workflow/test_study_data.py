@@ -12,12 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import artifact
+from harness import artifact, plan
 from harness.catalogue import FIGURES, TABLES, figures
 from harness.plotting import notes
 from harness.plotting.frames import Frames, half_width
 from harness.scales import load_scale
 from harness.studies import disagreements, published, residual
+from harness.studies.best_k import best_data
+from harness.studies.planner import SWITCHES
 from harness.studies.speedup import finding
 from tests.workflow.made_up import PER_LAYER, fidelity, lanes, macro, not_drawn, one, probe, rounds, runs, values
 
@@ -44,6 +46,20 @@ def main_runs() -> pd.DataFrame:
 def k_runs() -> pd.DataFrame:
     axes = AXES | {"input": (0,), "k": (2, 8, 16)}
     return runs(("specter", "specter_deadline", "specmoeoff_tuned", "lru"), **axes)
+
+
+def tuned_runs(policy: str) -> pd.DataFrame:
+    """SpecMoEOff with and without its plans."""
+    axes = AXES | {"input": (0,), "k": (3, 16, 47), "policy": (policy,)}
+    return runs(("specmoeoff_tuned", "specmoeoff_no_plans"), **axes)
+
+
+def switched_runs() -> pd.DataFrame:
+    """Every switch of the published planner, and no other pair of system and execution."""
+    executions = tuple(dict.fromkeys(execution for _, execution in SWITCHES))
+    frame = runs(tuple(dict.fromkeys(system for system, _ in SWITCHES)), **AXES | {"execution": executions})
+    pairs = zip(frame["system"], frame["execution"], strict=True)
+    return frame[[pair in SWITCHES for pair in pairs]]
 
 
 def rival_runs() -> pd.DataFrame:
@@ -93,6 +109,10 @@ def frames_of(name: str) -> Frames:
             runs(("specter_deadline",), **AXES | {"sampling": ("greedy",), "execution": EXECUTIONS}),
         ]),
         "hit_rates": lambda: runs(("lru", "specter"), **AXES | {"budget": ("6", "16", "32")}),
+        "best_k": lambda: tuned_runs("published"),
+        "planner": switched_runs,
+        "planner_overlap": lambda: runs(("specter",), **AXES | {"budget": ("high", "32"), "k": (16, 47)}),
+        "planner_texts": lambda: runs(("specter", "lru"), **AXES | {"sampling": ("seeded",), "prompt_tokens": (8, 16)}),
         "prompt_length": lambda: runs(SYSTEMS, **AXES | {"sampling": ("seeded",), "prompt_tokens": (16, 0)}),
         "decomposition": decomposed,
         "residual": lambda: residual_runs(model=("deepseek_v2_lite", "phi3_5_moe")),
@@ -675,6 +695,65 @@ def test_the_best_depth_is_of_the_least_time_beside_the_cost_models() -> None:
     assert row["TPOT at the paper's K (ms)"] == pytest.approx(by_k[16])
     assert row["TPOT there (ms)"] == pytest.approx(by_k[int(row["K of its cost model"])])
     assert np.isnan(one(rows, system="Specter", **where)["K of its cost model"])
+
+
+def test_every_system_is_shown_at_the_k_of_main_and_at_its_best() -> None:
+    """SpecMoEOff's best is over K and its plans, of the cell's own replays; ours are the same under either policy."""
+    sweep = pd.concat([runs(("specter", "specter_deadline", "lru"), **AXES | {"input": (0,), "k": (8, 16, 47)}),
+                       tuned_runs("same_bytes")])  # fmt: skip
+    main = runs(("specter", "specter_deadline", "specmoeoff", "specmoeoff_tuned", "mixtral_offloading", "lru"),
+                **AXES | {"input": range(2), "policy": ("published", "same_bytes")})  # fmt: skip
+    published = tuned_runs("published")
+    data = best_data({"main": main, "k_sweep": sweep, "best_k": published})
+    for policy, source in (("published", published), ("same_bytes", sweep)):
+        where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
+        times = {
+            (k, plans): macro(source, "tpot_ms", system=system, k=k, **where)
+            for system, plans in (("specmoeoff_tuned", "with"), ("specmoeoff_no_plans", "without"))
+            for k in (3, 16, 47)
+        }
+        row = one(data, system="specmoeoff_tuned", policy=policy, **where)
+        best = min(times, key=lambda choice: times[choice])
+        assert (row["best_k"], row["plans"], row["best_ms"]) == (*best, pytest.approx(times[best]))
+        of_main = macro(main, "tpot_ms", system="specmoeoff_tuned", policy=policy, input=0, **where)
+        assert (row["k"], row["tpot_ms"]) == (16, pytest.approx(of_main))
+        ours = one(data, system="specter", policy=policy, **where)
+        by_k = {k: macro(sweep, "tpot_ms", system="specter", k=k, **where) for k in (8, 16, 47)}
+        assert (ours["best_ms"], ours["plans"]) == (pytest.approx(min(by_k.values())), "–")
+        fixed = one(data, system="lru", policy=policy, **where)
+        assert fixed["best_ms"] == fixed["tpot_ms"] and fixed["best_k"] == 0
+    table = TABLES["best_k"].build({"main": main, "k_sweep": sweep, "best_k": published})
+    assert (one(table.frame, system="Specter", policy="as published", **where)["× Specter at best"]) == 1
+
+
+def test_switches_are_times_over_the_published_planner() -> None:
+    data, frames = data_of("planner")
+    frame = frames["planner"]
+    where: dict[str, Any] = {"budget": "low", "sampling": "seeded"}
+    assert data["switch"].unique().tolist() == list(SWITCHES.values())
+    base = macro(frame, "tpot_ms", system="specter", execution="default", **where)
+    late = macro(frame, "tpot_ms", system="specter_late", execution="default", **where)
+    assert one(data, switch="late plan and eviction", **where)["value"] == pytest.approx(late / base)
+    rows = TABLES["planner"].build(frames).frame
+    mine = frame.query("system == 'specter_late' and budget == 'low' and sampling == 'seeded'")
+    per_round = (mine["num_plans"] / mine["num_rounds"]).mean()
+    assert one(rows, switch="late plan and eviction", **where)["plans per round"] == pytest.approx(per_round)
+
+
+def test_the_experiment_of_the_planner_has_every_switch() -> None:
+    runs_of_it = plan.experiment_runs("laptop", "planner", "deepseek_v2_lite", "gsm8k")
+    assert {(c.system.name, c.execution.label or "default") for c in runs_of_it} == set(SWITCHES)
+
+
+def test_the_plans_of_a_round_stand_beside_the_tokens_left_to_draft() -> None:
+    frames = frames_of("planner_overlap")
+    rows = TABLES["planner_overlap"].build(frames).frame
+    mine = frames["planner_overlap"].query("budget == '32' and sampling == 'greedy' and k == 16")
+    row = one(rows, budget="32", sampling="greedy", k="16")
+    assert row["tokens left to draft"] == 13
+    assert row["of Prefetch Overlap"] == pytest.approx((mine["num_overlap_plans"] / mine["num_rounds"]).mean())
+    texts = TABLES["planner_texts"].build(frames_of("planner_texts")).frame
+    assert set(texts.loc[texts["system"] == "Specter", "× Specter"]) == {1.0}
 
 
 def test_the_table_of_parts_has_means_over_texts() -> None:
