@@ -169,7 +169,8 @@ def test_every_figure_and_table_is_of_a_known_source() -> None:
     experiments = load_scale("laptop").experiments
     known = {*experiments, *(f"rounds/{name}" for name in experiments)}
     known |= {"lanes", "depth_profile", "probe", "fidelity", "decomposition",
-             "transformers_offload", "claims"}  # fmt: skip
+             "transformers_offload", "claims", "best_k"}  # fmt: skip
+    assert "best_k" not in experiments  # no scale runs it yet: it has not been run as a whole
     for registry in (FIGURES, TABLES):
         for name in registry.names():
             assert name.startswith("device.") or set(registry[name].sources) <= known
