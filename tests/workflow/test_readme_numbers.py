@@ -17,7 +17,7 @@ NOT_RESULTS = {
     "versions": ["Python {3.11} or {3.12}, git", "(torch {2.11}, Triton {3.6};", "beside transformers {5};"],
     "times of a machine, in ARTIFACT too": [
         "| installation | {2}–{3} min |", "| {15} to {30} min, by machine;", "on one prompt | {1} to {4} min |",
-        "| `make test` | {3} to {6} min |",
+        "| `make test` | {8} min; {14} beside other work |",
     ],
     "needs, checked before a run": [
         "on {2} cores of a server CPU", "needs more than {1} GB of memory", "names it), {128} GB of host memory",
