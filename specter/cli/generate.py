@@ -155,15 +155,18 @@ def generate(
 
 def messages_of(text: str, settings: Settings) -> list[dict[str, str]]:
     """A conversation of one message."""
+    return [*opening(settings), {"role": "user", "content": text}]
+
+
+def opening(settings: Settings) -> list[dict[str, str]]:
+    """What stands before the first message: the system prompt, if there is one."""
     system = settings.system_prompt
-    begin = [] if system is None else [{"role": "system", "content": system}]
-    return [*begin, {"role": "user", "content": text}]
+    return [] if system is None else [{"role": "system", "content": system}]
 
 
 def converse(session: Session, template: ChatTemplate) -> None:
     """Answers what is typed, until an empty line or the end of the input. Earlier turns stay in the prompt."""
-    system = session.settings.system_prompt
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages = opening(session.settings)
     while True:
         try:
             line = session.console.input("> ")
